@@ -1,0 +1,1 @@
+"""pagemill: a KV-cache manager for large language models."""

@@ -1,0 +1,1 @@
+"""Floor 0: words, values and seams. Standard library only."""
