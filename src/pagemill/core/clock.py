@@ -1,4 +1,4 @@
-"""The seam to time. Nobody below the engine asks the system for the time: they are handed a Clock."""
+"""The seam to time: nobody below the engine asks the system, they are handed a Clock."""
 
 import time
 from typing import Protocol

@@ -39,7 +39,7 @@ class TooLongError(RequestError):
 
 
 class QueueFullError(PagemillError):
-    """Too many requests wait. ``retry_after_s`` is a guess of when there will be room, in seconds."""
+    """Too many requests wait. ``retry_after_s``: a guess of the seconds until there is room."""
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)

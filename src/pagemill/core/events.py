@@ -7,7 +7,7 @@ from pagemill.core.types import BlockHash, GroupId
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A block of ``group`` was published under ``block_hash``; ``parent`` is the root for a first block."""
+    """A block was published under ``block_hash``; ``parent`` is the root for a first block."""
 
     group: GroupId
     block_hash: BlockHash

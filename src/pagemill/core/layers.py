@@ -12,7 +12,8 @@ BLOCK_SIZES = (16, 32, 64, 128)
 class LayerGroup:
     """Layers that keep the same tokens.
 
-    ``window`` is None where every token is kept, else w: the token at position p reads [p - w + 1, p].
+    ``window`` is None where every token is kept, else w: the token at position p reads [p - w + 1,
+    p].
     """
 
     name: str
@@ -43,8 +44,8 @@ class CacheConfig:
         for group, num_blocks in zip(self.groups, self.num_blocks, strict=True):
             if num_blocks < 2:
                 raise ConfigError(
-                    f"layer group {group.name}: {num_blocks} blocks hold nothing (block 0 is the null"
-                    " block); give more memory with --kv-memory or --num-blocks"
+                    f"layer group {group.name}: {num_blocks} blocks hold nothing (block 0 is the"
+                    " null block); give more memory with --kv-memory or --num-blocks"
                 )
 
     def window_blocks(self, window: int, num_new_tokens: int) -> int:

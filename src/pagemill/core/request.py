@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: tokens known, tokens computed, and how to choose the next one."""
+"""A request as the scheduler sees it: tokens known, tokens computed, how to choose the next."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -36,9 +36,7 @@ class SamplingParams:
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check("repetition_penalty", self.repetition_penalty, 1e-3, 100.0)
         if self.top_k < -1:
-            raise RequestError(
-                f"top_k is {self.top_k}: 0 or -1 switch it off, else 1 or more", "top_k"
-            )
+            raise RequestError(f"top_k is {self.top_k}: 0 or -1 switch it off", "top_k")
         if self.top_p == 0.0:
             raise RequestError("top_p is 0: it must be above 0; 1 switches it off", "top_p")
 

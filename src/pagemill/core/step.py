@@ -9,7 +9,7 @@ from pagemill.core.types import BlockId, GroupId, IntBuffer, SequenceId, StepId,
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy the whole block ``source`` of ``group`` to ``target`` before anything else in the step."""
+    """Copy the whole block ``source`` to ``target`` before anything else is done."""
 
     group: GroupId
     source: BlockId
@@ -20,9 +20,12 @@ class BlockCopy:
 class SequencePlan:
     """The part of a sequence that a step computes: tokens [start, start + count).
 
-    ``token_ids`` [count] are those tokens. ``sampling`` is None where the step does not reach the last
-    known token, so that no logits are needed. ``history`` is the whole sequence up to and including the
-    part, and is set only where sampling depends on it; its first ``num_prompt_tokens`` are the prompt.
+    ``token_ids`` [count] are those tokens. ``sampling`` is None where the step does not reach the
+    last
+    known token, so that no logits are needed. ``history`` is the whole sequence up to and including
+    the
+    part, and is set only where sampling depends on it; its first ``num_prompt_tokens`` are the
+    prompt.
     """
 
     sequence_id: SequenceId
@@ -42,7 +45,8 @@ class GroupTables:
     """Block tables of all sequences of a step in one layer group, one after another.
 
     ``block_ids`` int32 [sum of lengths]; those of sequence i are [indptr[i], indptr[i + 1]).
-    Entry j of a table holds the tokens [j * B, (j + 1) * B); the null block stands where a token left
+    Entry j of a table holds the tokens [j * B, (j + 1) * B); the null block stands where a token
+    left
     the window.
     """
 
@@ -66,7 +70,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probability of a token, its rank (1 = best), and the best alternatives in order."""
+    """Natural-log probability of a token, its rank (1 = best), the best alternatives in order."""
 
     token_id: int
     logprob: float
@@ -87,7 +91,7 @@ class SequenceResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave and what it cost: bytes that had to be read, floating-point operations, time."""
+    """What a step gave and cost: bytes that had to be read, floating-point operations, time."""
 
     step_id: StepId
     sequences: tuple[SequenceResult, ...]

@@ -1,4 +1,4 @@
-"""The words of the house as types. Distinct integers are NewTypes, so that they cannot be mixed up."""
+"""The words of the house as types. Distinct integers are NewTypes, they cannot be mixed up."""
 
 from collections.abc import Iterator
 from typing import NewType, Protocol
@@ -13,7 +13,7 @@ RequestId = NewType("RequestId", str)
 BlockHash = NewType("BlockHash", bytes)
 
 NULL_BLOCK = BlockId(0)
-"""Block 0 of every pool: target of padding and of positions that left a window. Never handed out."""
+"""Block 0 of every pool: target of padding and of tokens that left a window. Never handed out."""
 
 
 class IntBuffer(Protocol):

@@ -20,7 +20,7 @@ def align_down(count: int, size: int) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """``"512MiB"``, ``"4g"`` or ``"1000000"`` in bytes. Raises ValueError with the forms it takes."""
+    """``"512MiB"``, ``"4g"`` or ``"1000000"`` in bytes. ValueError names the forms it takes."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
     if not found:
         raise ValueError(f"{text!r} is not a size: write 2GiB, 512MiB or a number of bytes")
