@@ -1,0 +1,1 @@
+"""Floor 3: decoder families, weights, tokenizer, chat template."""
