@@ -6,6 +6,8 @@
 namespace nb = nanobind;
 
 void bind_gguf(nb::module_ &m);
+void bind_kv(nb::module_ &m);
+void bind_ops(nb::module_ &m);
 
 void bind_kernels(nb::module_ &m) {
     m.def("num_threads", &pagemill::num_threads);
@@ -13,4 +15,6 @@ void bind_kernels(nb::module_ &m) {
     m.def("adopt_openmp", &pagemill::adopt_openmp);
     m.def("thread_runtime", &pagemill::thread_runtime);
     bind_gguf(m);
+    bind_kv(m);
+    bind_ops(m);
 }
