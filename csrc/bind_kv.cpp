@@ -17,9 +17,9 @@ namespace {
 
 using HeadRows = nb::ndarray<float, nb::ndim<3>, nb::device::cpu>;
 using ConstHeadRows = nb::ndarray<const float, nb::ndim<3>, nb::device::cpu>;
+using Qkv = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using ConstRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ConstFloats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Longs = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Pairs = nb::ndarray<const int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 
@@ -68,30 +68,36 @@ class KvArena {
 
     int64_t tile_bytes() const { return kv_.tile_bytes; }
 
-    void write(int64_t layer, ConstHeadRows k, ConstHeadRows v, Longs slots) const {
-        pagemill::KvWrite write = make_write(layer, k, v, slots);
+    void write(int64_t layer, ConstHeadRows k, ConstHeadRows v, Ints slots) const {
+        require_rows(k, slots.size(), kv_.num_kv_heads, kv_.head_dim);
+        require_rows(v, slots.size(), kv_.num_kv_heads, kv_.head_dim);
+        pagemill::KvWrite write = make_write(layer, k.data(), v.data(), k.stride(0), slots);
+        write.v_stride = v.stride(0);
         nb::gil_scoped_release release;
         pagemill::write_kv(write, static_cast<int64_t>(slots.size()));
     }
 
-    void rotate_and_write(int64_t layer, HeadRows q, HeadRows k, ConstHeadRows v,
-                          std::optional<ConstRows> table, Longs positions, Longs slots,
-                          std::optional<ConstFloats> q_norm, std::optional<ConstFloats> k_norm,
-                          float norm_eps) const {
-        pagemill::KvWrite write = make_write(layer, ConstHeadRows(k), v, slots);
-        require_rows(q, slots.size(), static_cast<int>(q.shape(1)), kv_.head_dim);
+    // qkv [T, H + 2 K, D]: heads of q, of k, of v. q and k are rotated in place.
+    void rotate_and_write(int64_t layer, Qkv qkv, ConstRows table, Ints positions, Ints slots,
+                          std::optional<ConstFloats> query_norm,
+                          std::optional<ConstFloats> key_norm, float eps) const {
+        const int num_heads = static_cast<int>(qkv.shape(1)) - 2 * kv_.num_kv_heads;
+        require(num_heads > 0 && qkv.shape(2) == static_cast<size_t>(kv_.head_dim),
+                "qkv does not have the shape [tokens, query heads + 2 KV heads, head dim]");
+        require(qkv.shape(0) == slots.size(), "there must be one slot a token");
         pagemill::Rotation rotation = {};
-        rotation.q = q.data();
-        rotation.k = k.data();
-        rotation.q_stride = q.stride(0);
-        rotation.k_stride = k.stride(0);
-        rotation.num_heads = static_cast<int>(q.shape(1));
+        rotation.stride = qkv.stride(0);
+        rotation.num_heads = num_heads;
         rotation.num_kv_heads = kv_.num_kv_heads;
         rotation.head_dim = kv_.head_dim;
-        rotation.norm_eps = norm_eps;
-        if (table) set_table(rotation, *table, positions, slots.size());
-        rotation.q_norm = norm_data(q_norm);
-        rotation.k_norm = norm_data(k_norm);
+        rotation.q = qkv.data();
+        rotation.k = rotation.q + num_heads * kv_.head_dim;
+        rotation.q_norm = norm_data(query_norm);
+        rotation.k_norm = norm_data(key_norm);
+        rotation.norm_eps = eps;
+        set_table(rotation, table, positions, slots.size());
+        const float *v = rotation.k + kv_.num_kv_heads * kv_.head_dim;
+        pagemill::KvWrite write = make_write(layer, rotation.k, v, rotation.stride, slots);
         nb::gil_scoped_release release;
         pagemill::rotate_and_write(rotation, write, static_cast<int64_t>(slots.size()));
     }
@@ -138,18 +144,16 @@ class KvArena {
         return kv;
     }
 
-    pagemill::KvWrite make_write(int64_t layer, const ConstHeadRows &k, const ConstHeadRows &v,
-                                 const Longs &slots) const {
-        require_rows(k, slots.size(), kv_.num_kv_heads, kv_.head_dim);
-        require_rows(v, slots.size(), kv_.num_kv_heads, kv_.head_dim);
+    pagemill::KvWrite make_write(int64_t layer, const float *k, const float *v, int64_t stride,
+                                 const Ints &slots) const {
         for (size_t i = 0; i < slots.size(); ++i) {
             require(slots.data()[i] >= 0 && slots.data()[i] / kv_.block_size < kv_.num_blocks,
                     "a slot lies outside of the pool");
         }
-        return {view(layer), k.data(), v.data(), k.stride(0), v.stride(0), slots.data()};
+        return {view(layer), k, v, stride, stride, slots.data()};
     }
 
-    void set_table(pagemill::Rotation &rotation, const ConstRows &table, const Longs &positions,
+    void set_table(pagemill::Rotation &rotation, const ConstRows &table, const Ints &positions,
                    size_t num_tokens) const {
         const size_t width = table.shape(1);
         require(width % 2 == 0 && width <= static_cast<size_t>(kv_.head_dim),
@@ -187,10 +191,9 @@ void bind_kv(nb::module_ &m) {
         .def_prop_ro("tile_bytes", &KvArena::tile_bytes)
         .def("write", &KvArena::write, nb::arg("layer"), nb::arg("k"), nb::arg("v"),
              nb::arg("slots"))
-        .def("rotate_and_write", &KvArena::rotate_and_write, nb::arg("layer"), nb::arg("q"),
-             nb::arg("k"), nb::arg("v"), nb::arg("table").none(), nb::arg("positions"),
-             nb::arg("slots"), nb::arg("q_norm").none(), nb::arg("k_norm").none(),
-             nb::arg("norm_eps"))
+        .def("rotate_and_write", &KvArena::rotate_and_write, nb::arg("layer"), nb::arg("qkv"),
+             nb::arg("table"), nb::arg("positions"), nb::arg("slots"), nb::arg("query_norm").none(),
+             nb::arg("key_norm").none(), nb::arg("eps"))
         .def("copy_blocks", &KvArena::copy_blocks, nb::arg("pairs"))
         .def("attention", &KvArena::attention, nb::arg("layer"), nb::arg("q"), nb::arg("out"),
              nb::arg("query_start"), nb::arg("context_start"), nb::arg("block_ids"),

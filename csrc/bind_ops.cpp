@@ -54,6 +54,12 @@ void widen_bf16(Bits in, Rows out) {
                          static_cast<int64_t>(in.size()));
 }
 
+nb::list available_isas() {
+    nb::list names;
+    for (int i = 0; const char *name = pagemill::available_isa(i); ++i) names.append(name);
+    return names;
+}
+
 }  // namespace
 
 void bind_ops(nb::module_ &m) {
@@ -65,5 +71,5 @@ void bind_ops(nb::module_ &m) {
     m.def("widen_bf16", &widen_bf16, nb::arg("values"), nb::arg("out"));
     m.def("set_isa", &pagemill::set_isa, nb::arg("name"));
     m.def("isa_name", &pagemill::isa_name);
-    m.def("isa_runs_here", &pagemill::isa_runs_here, nb::arg("name"));
+    m.def("available_isas", &available_isas);
 }

@@ -66,7 +66,12 @@ std::atomic<const KernelTable *> &chosen() {
 
 const KernelTable &kernels() { return *chosen().load(std::memory_order_acquire); }
 
-bool isa_runs_here(const char *name) { return find(name) != nullptr; }
+const char *available_isa(int index) {
+    for (const Choice &choice : kChoices) {
+        if (choice.runs_here() && index-- == 0) return choice.name;
+    }
+    return nullptr;
+}
 
 bool set_isa(const char *name) {
     const KernelTable *table = find(name);

@@ -64,7 +64,7 @@ void rotate_heads(const Rotation &rotation, float *x, int num_heads, const float
     const int dim = rotation.head_dim, half = rotation.rotary_dim / 2;
     for (int head = 0; head < num_heads; ++head, x += dim) {
         if (norm) norm_row(x, norm, rotation.norm_eps, dim, x);
-        if (angles) rotate_head(x, angles, angles + half, half);
+        rotate_head(x, angles, angles + half, half);
     }
 }
 
@@ -72,11 +72,10 @@ void rotate_heads(const Rotation &rotation, float *x, int num_heads, const float
 
 void rotate(const Rotation &rotation, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-        const float *angles = nullptr;
-        if (rotation.table) angles = rotation.table + rotation.positions[t] * rotation.rotary_dim;
-        rotate_heads(rotation, rotation.q + t * rotation.q_stride, rotation.num_heads,
+        const float *angles = rotation.table + int64_t{rotation.positions[t]} * rotation.rotary_dim;
+        rotate_heads(rotation, rotation.q + t * rotation.stride, rotation.num_heads,
                      rotation.q_norm, angles);
-        rotate_heads(rotation, rotation.k + t * rotation.k_stride, rotation.num_kv_heads,
+        rotate_heads(rotation, rotation.k + t * rotation.stride, rotation.num_kv_heads,
                      rotation.k_norm, angles);
     }
 }

@@ -50,17 +50,17 @@ struct KvWrite {
     KvView kv;
     const float *k, *v;
     int64_t k_stride, v_stride;
-    const int64_t *slots;
+    const int32_t *slots;
 };
 
 // Rotation of q and k, in place, before the write. The table holds [cos | sin] rows of `rotary_dim`
-// floats; null: no rotation. Norm weights [D] are null where heads are not normalized.
+// floats. Norm weights [D] are null where heads are not normalized.
 struct Rotation {
     float *q, *k;
-    int64_t q_stride, k_stride;
+    int64_t stride;  // floats from token to token
     int num_heads, num_kv_heads, head_dim, rotary_dim;
     const float *table;
-    const int64_t *positions;
+    const int32_t *positions;
     const float *q_norm, *k_norm;
     float norm_eps;
 };
@@ -96,6 +96,6 @@ struct KernelTable {
 const KernelTable &kernels();
 bool set_isa(const char *name);  // portable, avx2, avx512, or auto; false where it cannot run here
 const char *isa_name();
-bool isa_runs_here(const char *name);
+const char *available_isa(int index);  // those that can run here, best first; nullptr behind them
 
 }  // namespace pagemill

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from pagemill import _native
-from pagemill.core.layers import LayerGroup
-from pagemill.kernels.attention_batch import AttentionBatch, TableArrays
+from pagemill.core.layers import CacheConfig, LayerGroup
+from pagemill.kernels.attention_cpu import AttentionBatch
 from pagemill.kernels.kv_storage import KVStorage
 
-ISAS = [name for name in ("portable", "avx2", "avx512") if _native.isa_runs_here(name)]
+ISAS = _native.available_isas()
 
 
 @dataclass
@@ -47,14 +47,8 @@ def make_case(
     gen = torch.Generator().manual_seed(seed)
     num_blocks = 2 + sum(-(-(a + b) // block_size) for a, b in spans)
     group = LayerGroup("only", (0, 1), window)
-    storage = KVStorage(
-        [group],
-        [num_blocks],
-        block_size=block_size,
-        kv_format=kv_format,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-    )
+    config = CacheConfig((group,), (num_blocks,), block_size)
+    storage = KVStorage(config, kv_format, num_kv_heads, head_dim)
     nans = torch.full((num_blocks * block_size, num_kv_heads, head_dim), float("nan"))
     storage.write_kv(1, nans, nans, torch.arange(num_blocks * block_size))
     free = (torch.randperm(num_blocks - 1, generator=gen) + 1).tolist()
@@ -76,12 +70,8 @@ def make_case(
     batch = AttentionBatch(
         np.concatenate([[0], counts.cumsum()]).astype(np.int32),
         np.array([before for before, _ in spans], np.int32),
-        (
-            TableArrays(
-                torch.cat(tables).int().numpy(),
-                np.cumsum([0, *map(len, tables)]).astype(np.int32),
-            ),
-        ),
+        torch.cat(tables).int().numpy(),
+        np.cumsum([0, *map(len, tables)]).astype(np.int32),
     )
     q = torch.randn(int(counts.sum()), num_heads, head_dim, generator=gen) * 2
     return Case(storage, batch, q, keys, values, all_slots, head_dim**-0.5, window)

@@ -9,8 +9,7 @@ from kv_case import ISAS, Case, make_case
 from torch.nn.functional import scaled_dot_product_attention
 
 from pagemill import _native
-from pagemill.kernels.attention_batch import AttentionBatch, TableArrays
-from pagemill.kernels.attention_cpu import paged_attention
+from pagemill.kernels.attention_cpu import AttentionBatch, paged_attention
 from pagemill.kernels.attention_ref import paged_attention_ref
 
 MIX = [(0, 1), (0, 37), (15, 1), (16, 1), (100, 2), (63, 70), (700, 1), (1300, 5), (511, 3)]
@@ -99,12 +98,12 @@ def test_equals_torch(isa: str, each: int) -> None:
 
 def alone(case: Case, i: int, begin: int, end: int) -> torch.Tensor:
     """Rows [begin, end) of sequence i as a call of their own."""
-    tables = case.batch.tables[0]
-    ids = tables.block_ids[tables.indptr[i] : tables.indptr[i + 1]]
+    ids = case.batch.block_ids[case.batch.indptr[i] : case.batch.indptr[i + 1]]
     batch = AttentionBatch(
         np.array([0, end - begin], np.int32),
         np.array([case.batch.context_start[i] + begin], np.int32),
-        (TableArrays(ids, np.array([0, len(ids)], np.int32)),),
+        ids,
+        np.array([0, len(ids)], np.int32),
     )
     first = int(case.batch.query_start[i])
     q = case.q[first + begin : first + end]
@@ -147,7 +146,7 @@ def test_same_bits_on_any_number_of_threads(isa: str) -> None:
 def test_a_swapped_block_changes_the_output() -> None:
     case = make_case([(100, 1)], head_dim=64)
     before = run(case)
-    ids = case.batch.tables[0].block_ids
+    ids = case.batch.block_ids
     ids[1], ids[2] = ids[2], ids[1]
     torch.testing.assert_close(run(case), before)  # order of blocks in the past: a sum
     ids[1] = ids[3]
@@ -173,19 +172,19 @@ def test_nothing_to_do() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda b, t: t.block_ids.__setitem__(1, 10_000), "outside of the pool"),
-        (lambda b, t: t.block_ids.__setitem__(1, -1), "outside of the pool"),
-        (lambda b, t: b.context_start.__setitem__(0, 400), "shorter than its sequence"),
-        (lambda b, t: b.context_start.__setitem__(0, -1), "negative"),
-        (lambda b, t: b.query_start.__setitem__(2, 99), "number of tokens"),
-        (lambda b, t: b.query_start.__setitem__(1, 50), "descend"),
-        (lambda b, t: t.indptr.__setitem__(2, 1000), "outside of block_ids"),
-        (lambda b, t: t.indptr.__setitem__(1, 1000), "descend"),
+        (lambda b: b.block_ids.__setitem__(1, 10_000), "outside of the pool"),
+        (lambda b: b.block_ids.__setitem__(1, -1), "outside of the pool"),
+        (lambda b: b.context_start.__setitem__(0, 400), "shorter than its sequence"),
+        (lambda b: b.context_start.__setitem__(0, -1), "negative"),
+        (lambda b: b.query_start.__setitem__(2, 99), "number of tokens"),
+        (lambda b: b.query_start.__setitem__(1, -1), "descend"),
+        (lambda b: b.indptr.__setitem__(2, 1000), "outside of block_ids"),
+        (lambda b: b.indptr.__setitem__(1, 1000), "descend"),
     ],
 )
 def test_wrong_batches_are_refused(change, words: str) -> None:
     case = make_case([(100, 3), (40, 1)])
-    change(case.batch, case.batch.tables[0])
+    change(case.batch)
     with pytest.raises(ValueError, match=words):
         run(case)
 

@@ -6,17 +6,15 @@ from kv_case import ISAS
 
 from pagemill import _native
 from pagemill.core.errors import ConfigError
-from pagemill.core.layers import LayerGroup
+from pagemill.core.layers import CacheConfig, LayerGroup
 from pagemill.kernels.kv_storage import KVStorage
 from pagemill.kernels.layout import KvLayout
 
-GROUPS = [LayerGroup("full", (0, 2)), LayerGroup("window", (1,), 32)]
+GROUPS = (LayerGroup("full", (0, 2)), LayerGroup("window", (1,), 32))
 
 
 def storage(kv_format: str = "fp32", block_size: int = 32, dim: int = 48) -> KVStorage:
-    return KVStorage(
-        GROUPS, [7, 5], block_size=block_size, kv_format=kv_format, num_kv_heads=2, head_dim=dim
-    )
+    return KVStorage(CacheConfig(GROUPS, (7, 5), block_size), kv_format, 2, dim)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -69,8 +67,8 @@ def test_blocks_are_copied_in_all_layers_of_the_group() -> None:
 
 def test_blocks_are_read_and_written_as_bytes() -> None:
     kv = storage()
-    assert kv.bytes_per_block(0) == 2 * kv.layout.tile_bytes
-    assert kv.bytes_per_block(1) == kv.layout.tile_bytes == 2 * 2 * 16 * 48 * 2 * 4
+    assert kv.block_bytes(0) == 2 * kv.layout.tile_bytes
+    assert kv.block_bytes(1) == kv.layout.tile_bytes == 2 * 2 * 16 * 48 * 2 * 4
     tiles = torch.randint(0, 256, (2, kv.layout.tile_bytes), dtype=torch.uint8)
     kv.write_block(0, 3, tiles)
     assert torch.equal(kv.read_block(0, 3), tiles)
@@ -97,9 +95,7 @@ def test_wrong_slots_and_shapes_are_refused() -> None:
 
 def test_too_much_memory_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"cannot get .* GiB .* lower --kv-memory"):
-        KVStorage(
-            GROUPS[:1], [1 << 36], block_size=16, kv_format="fp32", num_kv_heads=2, head_dim=64
-        )
+        KVStorage(CacheConfig(GROUPS[:1], (1 << 36,)), "fp32", 2, 64)
 
 
 @pytest.mark.parametrize(

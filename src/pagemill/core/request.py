@@ -1,5 +1,7 @@
 """A request as the scheduler sees it: tokens known, tokens computed, how to choose the next."""
 
+from __future__ import annotations
+
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto

@@ -1,5 +1,7 @@
 """What crosses between the scheduler and an executor: the plan of a step and its result."""
 
+from __future__ import annotations
+
 from array import array
 from dataclasses import dataclass
 

@@ -1,10 +1,35 @@
 """Attention over paged KV on the CPU: one ragged call for any mix of chunks and single tokens."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pagemill.kernels.attention_batch import AttentionBatch
 from pagemill.kernels.kv_storage import KVStorage
+
+Int32s = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """S sequences of a step in one layer group; any mix of chunks and single tokens.
+
+    Rows [query_start[i], query_start[i + 1]) of q belong to sequence i, whose first one stands at
+    position context_start[i]: so many tokens came before it. Its block ids are [indptr[i],
+    indptr[i + 1]); entry j holds the tokens [j * B, (j + 1) * B). All int32 and contiguous:
+    ``query_start`` [S + 1], ``context_start`` [S], ``block_ids`` [sum of lengths], ``indptr``
+    [S + 1].
+
+        positions   0 ............ context_start[i] ............ end
+                    |  in the cache before  |  the rows of q   |
+    """
+
+    query_start: Int32s
+    context_start: Int32s
+    block_ids: Int32s
+    indptr: Int32s
 
 
 def paged_attention(
@@ -29,7 +54,6 @@ def paged_attention(
     ValueError where shapes, tables or block ids do not fit; nothing is read outside the arena.
     """
     group, index = storage.place(layer)
-    tables = batch.tables[group]
     out = torch.empty(q.shape, dtype=torch.float32)
     storage.native[group].attention(
         index,
@@ -37,8 +61,8 @@ def paged_attention(
         out,
         batch.query_start,
         batch.context_start,
-        tables.block_ids,
-        tables.indptr,
+        batch.block_ids,
+        batch.indptr,
         scale,
         window or 0,
         softcap or 0.0,

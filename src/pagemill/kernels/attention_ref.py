@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pagemill.kernels.attention_batch import AttentionBatch
+from pagemill.kernels.attention_cpu import AttentionBatch
 from pagemill.kernels.kv_storage import KVStorage
 
 
@@ -18,13 +18,12 @@ def paged_attention_ref(
 ) -> Tensor:
     """float32 [T, H, D] of ``q`` float32 [T, H, D]; as ``attention_cpu.paged_attention``."""
     group, index = storage.place(layer)
-    tables = batch.tables[group]
     out = torch.empty_like(q)
     for i in range(len(batch.context_start)):
         begin, end = int(batch.query_start[i]), int(batch.query_start[i + 1])
         start = int(batch.context_start[i])
         first = max(0, start - window + 1) if window else 0
-        ids = tables.block_ids[int(tables.indptr[i]) : int(tables.indptr[i + 1])]
+        ids = batch.block_ids[int(batch.indptr[i]) : int(batch.indptr[i + 1])]
         k, v = _read_tokens(storage, group, index, ids.tolist(), first, start + end - begin)
         out[begin:end] = _attend(q[begin:end], k, v, start - first, scale, window, softcap)
     return out

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pagemill import _native
 from pagemill.core.errors import ConfigError
-from pagemill.core.layers import LayerGroup
+from pagemill.core.layers import CacheConfig, LayerGroup
 from pagemill.core.units import format_bytes
 from pagemill.kernels.layout import KvLayout
 
@@ -28,27 +28,28 @@ class KVStorage:
     """
 
     def __init__(
-        self,
-        groups: Sequence[LayerGroup],
-        num_blocks: Sequence[int],
-        *,
-        block_size: int,
-        kv_format: str,
-        num_kv_heads: int,
-        head_dim: int,
+        self, config: CacheConfig, kv_format: str, num_kv_heads: int, head_dim: int
     ) -> None:
-        if len(groups) != len(num_blocks):
-            raise ConfigError("KV storage needs one number of blocks for each layer group")
-        self.layout = KvLayout(kv_format, block_size, num_kv_heads, head_dim)
-        self.groups = tuple(groups)
-        self.num_blocks = tuple(num_blocks)
+        self.layout = KvLayout(kv_format, config.block_size, num_kv_heads, head_dim)
+        self.groups = config.groups
+        self.num_blocks = config.num_blocks
         self._place = {
-            layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)
+            layer: (g, i)
+            for g, group in enumerate(config.groups)
+            for i, layer in enumerate(group.layers)
         }
         self.arenas = tuple(map(self._allocate, self.groups, self.num_blocks))
-        self.native = tuple(
-            self._native_arena(arena, n) for arena, n in zip(self.arenas, num_blocks, strict=True)
-        )
+        self.native = tuple(map(self._native_arena, self.arenas))
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.layout.block_size
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's K and V in one layer."""
+        return self.layout.tile_bytes // self.layout.block_size
 
     def _allocate(self, group: LayerGroup, num_blocks: int) -> Tensor:
         num_bytes = len(group.layers) * num_blocks * self.layout.tile_bytes
@@ -61,13 +62,12 @@ class KVStorage:
                 f" layer group {group.name} ({error}); lower --kv-memory or --num-blocks"
             ) from error
 
-    def _native_arena(self, arena: Tensor, num_blocks: int) -> _native.KvArena:
+    def _native_arena(self, arena: Tensor) -> _native.KvArena:
         layout = self.layout
         native = _native.KvArena(
             arena.data_ptr(),
             arena.nbytes,
-            arena.shape[0],
-            num_blocks,
+            *arena.shape[:2],
             layout.block_size,
             layout.num_kv_heads,
             layout.head_dim,
@@ -80,7 +80,7 @@ class KVStorage:
         """Layer group of a layer of the model, and the layer's index within it."""
         return self._place[layer]
 
-    def bytes_per_block(self, group: int) -> int:
+    def block_bytes(self, group: int) -> int:
         """Bytes of a block, all layers of the group."""
         return len(self.groups[group].layers) * self.layout.tile_bytes
 
@@ -90,7 +90,7 @@ class KVStorage:
         The rows of a token may be a view into a wider row. ValueError: wrong shapes or slots.
         """
         group, index = self._place[layer]
-        self.native[group].write(index, k, v, slots.long())
+        self.native[group].write(index, k, v, slots.int())
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, all layers, in order: (source, target) ids."""

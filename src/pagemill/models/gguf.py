@@ -103,7 +103,7 @@ class _Reader:
             raise self.fail(f"{what}: arrays of arrays deeper than {_MAX_ARRAY_DEPTH}")
         return self.array(what, depth)
 
-    def array(self, what: str, depth: int) -> object:
+    def array(self, what: str, depth: int) -> list[object] | list[str]:
         kind = self.integer("<I", what)
         form = _SCALARS.get(kind)
         least_bytes = struct.calcsize(form) if form else 8
@@ -112,15 +112,15 @@ class _Reader:
             return self.strings(count, what)
         if form is None:
             return [self.value(kind, what, depth + 1) for _ in range(count)]
-        values = np.frombuffer(self.data, np.dtype(form), count, self.position).copy()
+        values = np.frombuffer(self.data, np.dtype(form), count, self.position)
         self.position += values.nbytes
-        return values
+        return values.tolist()
 
 
 class GgufFile:
     """A GGUF file, mapped. ModelError where it is none, is damaged, or asks for the unknown.
 
-    ``metadata``: str, int, float, bool; arrays of strings as list[str], of numbers as numpy arrays.
+    ``metadata``: str, int, float, bool; arrays as lists.
     ``tensors``: by name, in the order of the file. Usable as a context manager.
     """
 

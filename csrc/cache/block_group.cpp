@@ -1,0 +1,74 @@
+#include "cache/block_group.hpp"
+
+#include "cache/bug.hpp"
+
+namespace pagemill::cache {
+
+BlockId BlockGroup::find(const Hash &hash, const Hash &parent, const uint32_t *tokens,
+                         uint32_t &num_mismatches) const {
+    BlockId block = index.find(hash);
+    if (block == kNullBlock || index.is_same(block, parent, tokens)) return block;
+    ++num_mismatches;
+    return kNullBlock;
+}
+
+bool BlockGroup::is_taken(const Hash &hash, const Hash &parent, const uint32_t *tokens) const {
+    BlockId other = index.find(hash);
+    return other != kNullBlock && !index.is_same(other, parent, tokens);
+}
+
+void BlockGroup::publish(BlockId block, const Hash &hash, const Hash &parent,
+                         const uint32_t *tokens, bool is_first) {
+    BlockId other = index.find(hash);
+    if (other == kNullBlock) {
+        index.publish(block, hash, parent, tokens, is_first);
+        log.stored(group_id, hash, parent, tokens, block_size);
+        ++counters.num_stored;
+        return;
+    }
+    ++counters.num_duplicates;
+    if (pool.ref_count(other) > 0) {
+        pool.join_ring(other, block);
+        return;
+    }
+    index.move(other, block);
+    pool.make_empty(other, true);
+}
+
+void BlockGroup::release(BlockId block) {
+    if (!pool.drop_reference(block)) return;
+    bool is_published = index.is_published(block);
+    if (is_published && pool.is_alone(block)) {
+        pool.make_evictable(block);
+        return;
+    }
+    BlockId oldest_twin = pool.next(block);
+    pool.leave_ring(block);
+    if (is_published) index.move(block, oldest_twin);
+    pool.make_empty(block, false);
+}
+
+void BlockGroup::release_all(std::span<const BlockId> blocks) {
+    pool.check_release(blocks);
+    for (size_t i = blocks.size(); i-- > 0;)
+        if (blocks[i] != kNullBlock) release(blocks[i]);
+}
+
+uint32_t BlockGroup::evict(uint32_t n) {
+    uint32_t num_evicted = 0;
+    for (; num_evicted < n && pool.num_evictable() > 0; ++num_evicted) {
+        BlockId block = pool.oldest();
+        log.removed(group_id, index.hash(block));
+        index.drop(block);
+        pool.make_empty(block, true);
+    }
+    counters.num_evicted += num_evicted;
+    return num_evicted;
+}
+
+void BlockGroup::make_room(uint32_t n) {
+    if (n > pool.num_empty()) evict(n - pool.num_empty());
+    if (n > pool.num_empty()) bug("make_room: the caller has not asked what is available");
+}
+
+}  // namespace pagemill::cache

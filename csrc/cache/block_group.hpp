@@ -1,0 +1,67 @@
+// One layer group: its pool and its index, and the moves that touch both.
+//
+// A hash is published by one block. A second block of the same content, computed at the same time,
+// is not merged into the first, since tables only ever grow: it is held as a *duplicate*. Two rules
+// keep the published block held for as long as any block of that content is:
+//   commit finds the published block evictable: the entry moves to the new block, the old is EMPTY;
+//   the published block loses its last holder: the entry moves to its oldest duplicate.
+// So in a full group a table always holds, for each of its published blocks, the block or a twin of
+// it, and releases tail first: a parent is never older in the list than its children, and the
+// oldest evictable block is always a leaf.
+#pragma once
+
+#include <span>
+
+#include "cache/block_pool.hpp"
+#include "cache/event_log.hpp"
+#include "cache/flat_index.hpp"
+
+namespace pagemill::cache {
+
+struct GroupCounters {
+    uint64_t num_stored = 0, num_evicted = 0, num_duplicates = 0, num_copies = 0;
+};
+
+struct BlockGroup {
+    uint32_t group_id, window, block_size;  // window 0: every token is kept
+    BlockPool pool;
+    FlatIndex index;
+    GroupCounters counters;
+    EventLog &log;
+
+    BlockGroup(uint32_t id, uint32_t num_blocks, uint32_t window_tokens, uint32_t tokens_per_block,
+               EventLog &event_log)
+        : group_id(id),
+          window(window_tokens),
+          block_size(tokens_per_block),
+          pool(num_blocks),
+          index(num_blocks, tokens_per_block),
+          log(event_log) {}
+
+    // The first block that a token at position `next` still reads; those before left the window.
+    uint32_t first_live_block(uint32_t next) const {
+        return window && next + 1 > window ? (next + 1 - window) / block_size : 0;
+    }
+
+    // A published block with exactly this content, or kNullBlock. Counts hashes that lied.
+    BlockId find(const Hash &hash, const Hash &parent, const uint32_t *tokens,
+                 uint32_t &num_mismatches) const;
+
+    // The hash is taken by a block of other content.
+    bool is_taken(const Hash &hash, const Hash &parent, const uint32_t *tokens) const;
+    // A full, final, held block becomes findable, or a duplicate of one that is.
+    void publish(BlockId block, const Hash &hash, const Hash &parent, const uint32_t *tokens,
+                 bool is_first);
+
+    // One holder less: EMPTY, EVICTABLE, or handed over, as the block's state says.
+    void release(BlockId block);
+    // Checked first as a whole; released from the last to the first.
+    void release_all(std::span<const BlockId> blocks);
+
+    // Evicts up to n blocks, oldest first; says how many.
+    uint32_t evict(uint32_t n);
+    // Evicts only as far as needed; the pool must have n blocks available.
+    void make_room(uint32_t n);
+};
+
+}  // namespace pagemill::cache

@@ -1,0 +1,242 @@
+#include "cache/cache_core.hpp"
+
+#include <algorithm>
+
+#include "cache/bug.hpp"
+
+namespace pagemill::cache {
+
+static constexpr int kSlotBits = 24;
+
+static uint32_t ceil_div(uint32_t count, uint32_t size) {
+    return uint32_t((uint64_t(count) + size - 1) / size);
+}
+
+CacheCore::CacheCore(const CoreConfig &config) : config_(config), chain_(config.block_size) {
+    log_.is_on = config.has_events;
+    for (uint32_t g = 0; g < config.num_blocks.size(); ++g) {
+        uint32_t size = config.num_blocks[g];
+        if (size < 2 || size > uint32_t(1) << 30) bug("a pool has 2 to 2^30 blocks");
+        groups_.push_back(std::make_unique<BlockGroup>(g, size, config.windows.at(g),
+                                                       config.block_size, log_));
+    }
+}
+
+BlockGroup &CacheCore::group(uint32_t index) {
+    if (index >= groups_.size()) bug("there is no layer group " + std::to_string(index));
+    return *groups_[index];
+}
+
+// ---- tables ---------------------------------------------------------------------------------
+
+Table &CacheCore::table(TableId id) {
+    uint64_t slot = id & ((1u << kSlotBits) - 1);
+    if (slot >= tables_.size() || !tables_[slot].is_open ||
+        tables_[slot].generation != id >> kSlotBits)
+        bug("table " + std::to_string(id) + " is not open (released already?)");
+    return tables_[slot];
+}
+
+TableId CacheCore::new_table() {
+    if (free_slots_.empty()) {
+        if (tables_.size() >> kSlotBits) bug("too many open tables");
+        free_slots_.push_back(uint32_t(tables_.size()));
+        tables_.emplace_back();
+    }
+    uint32_t slot = free_slots_.back();
+    free_slots_.pop_back();
+    Table &table = tables_[slot];
+    ++table.generation;  // from 1: no table has id 0, no id comes twice
+    table.is_open = true;
+    ++num_open_;
+    return table.generation << kSlotBits | slot;
+}
+
+TableId CacheCore::open(const Match &match, bool is_resumed) {
+    if (match.version != version_) bug("open: the cache has changed since this match was made");
+    TableId id = new_table();
+    Table &fresh = table(id);
+    fresh.is_chain_stopped = false;
+    fresh.num_cached = fresh.num_committed = match.num_tokens;
+    fresh.num_published = match.num_tokens / config_.block_size;
+    fresh.key = match.key;
+    fresh.blocks = match.blocks;
+    fresh.first_live.clear();
+    for (uint32_t g = 0; g < num_groups(); ++g) {
+        uint32_t first = groups_[g]->first_live_block(match.num_tokens);
+        fresh.first_live.push_back(std::min(first, fresh.num_published));
+        for (BlockId block : match.blocks[g])
+            if (block != kNullBlock) groups_[g]->pool.take_reference(block);
+    }
+    counters_.num_mismatches += match.num_mismatches;
+    (is_resumed ? counters_.num_resumes : counters_.num_queries) += 1;
+    (is_resumed ? counters_.num_resumed_tokens : counters_.num_hit_tokens) += match.num_tokens;
+    if (!is_resumed) counters_.num_asked_tokens += match.num_asked_tokens;
+    ++version_;
+    return id;
+}
+
+TableId CacheCore::fork(TableId id) {
+    table(id);
+    TableId fresh_id = new_table();  // may move the tables
+    const Table &from = table(id);
+    Table &to = table(fresh_id);
+    uint64_t generation = to.generation;
+    to = from;
+    to.generation = generation;
+    // Slots behind the last computed token are not shared: both would write them.
+    uint32_t num_shared = ceil_div(from.num_committed, config_.block_size);
+    for (uint32_t g = 0; g < num_groups(); ++g) {
+        if (to.blocks[g].size() > num_shared) to.blocks[g].resize(num_shared);
+        for (BlockId block : to.blocks[g])
+            if (block != kNullBlock) groups_[g]->pool.take_reference(block);
+    }
+    ++version_;
+    return fresh_id;
+}
+
+void CacheCore::release(TableId id) {
+    Table &old = table(id);
+    for (uint32_t g = 0; g < num_groups(); ++g) groups_[g]->pool.check_release(old.blocks[g]);
+    for (uint32_t g = 0; g < num_groups(); ++g) {
+        groups_[g]->release_all(old.blocks[g]);
+        old.blocks[g].clear();
+    }
+    old.is_open = false;
+    free_slots_.push_back(uint32_t(id & ((1u << kSlotBits) - 1)));
+    --num_open_;
+    ++version_;
+}
+
+// ---- slots ----------------------------------------------------------------------------------
+
+// The block that the next token goes into is partly filled and others hold it too.
+bool CacheCore::must_copy(const Table &table, uint32_t g, uint32_t num_tokens) const {
+    if (num_tokens <= table.num_committed || table.num_committed % config_.block_size == 0)
+        return false;
+    BlockId block = table.blocks[g][table.num_committed / config_.block_size];
+    return groups_[g]->pool.ref_count(block) > 1;
+}
+
+uint32_t CacheCore::num_missing(const Table &table, uint32_t g, uint32_t num_tokens) const {
+    uint32_t wanted = ceil_div(num_tokens, config_.block_size);
+    uint32_t have = uint32_t(table.blocks[g].size());
+    return (wanted > have ? wanted - have : 0) + must_copy(table, g, num_tokens);
+}
+
+bool CacheCore::extend(TableId id, uint32_t num_tokens, std::vector<Copy> &copies) {
+    Table &grown = table(id);
+    uint32_t num_wanted = 0;
+    for (uint32_t g = 0; g < num_groups(); ++g) {
+        uint32_t missing = num_missing(grown, g, num_tokens);
+        if (missing > groups_[g]->pool.num_available()) return false;
+        num_wanted += missing;
+    }
+    if (num_wanted == 0) return true;
+    uint32_t num_entries = ceil_div(num_tokens, config_.block_size);
+    for (uint32_t g = 0; g < num_groups(); ++g) {
+        BlockGroup &group = *groups_[g];
+        std::vector<BlockId> &blocks = grown.blocks[g];
+        group.make_room(num_missing(grown, g, num_tokens));
+        if (must_copy(grown, g, num_tokens)) {
+            // The table's reference to the source becomes the copy's.
+            BlockId &entry = blocks[grown.num_committed / config_.block_size];
+            copies.push_back({g, entry, group.pool.allocate(entry)});
+            entry = copies.back().target;
+            pending_copies_.push_back(copies.back());
+            ++group.counters.num_copies;
+        }
+        while (blocks.size() < num_entries)
+            blocks.push_back(group.pool.allocate(blocks.empty() ? kNullBlock : blocks.back()));
+    }
+    ++version_;
+    return true;
+}
+
+void CacheCore::release_copies(const std::vector<Copy> &copies) {
+    std::vector<Copy> left = pending_copies_;
+    for (const Copy &copy : copies) {
+        auto found = std::find(left.begin(), left.end(), copy);
+        if (found == left.end())
+            bug("release_copies: block " + std::to_string(copy.source) + " -> " +
+                std::to_string(copy.target) + " is not being copied (released already?)");
+        left.erase(found);
+    }
+    pending_copies_ = std::move(left);
+    for (const Copy &copy : copies) groups_[copy.group]->release(copy.source);
+    ++version_;
+}
+
+// ---- publishing -----------------------------------------------------------------------------
+
+void CacheCore::commit(TableId id, const uint32_t *tokens, size_t num_known,
+                       uint32_t num_computed) {
+    Table &grown = table(id);
+    if (num_computed < grown.num_committed) bug("commit: computed tokens cannot become fewer");
+    if (num_computed > num_known) bug("commit: more tokens computed than known");
+    for (uint32_t g = 0; g < num_groups(); ++g)
+        if (ceil_div(num_computed, config_.block_size) > grown.blocks[g].size())
+            bug("commit: tokens beyond the slots that extend gave");
+    grown.num_committed = num_computed;
+    if (config_.has_index && !grown.is_chain_stopped) publish_full_blocks(grown, tokens);
+    give_back(grown);
+    ++version_;
+}
+
+// In order, and never a block that others hold too: to a fork made while a step ran it is a partly
+// filled block, or the source of a copy. It is published later, when they have let go of it.
+void CacheCore::publish_full_blocks(Table &table, const uint32_t *tokens) {
+    const uint32_t num_full = table.num_committed / config_.block_size;
+    for (; table.num_published < num_full; ++table.num_published) {
+        uint32_t j = table.num_published;
+        for (uint32_t g = 0; g < num_groups(); ++g)
+            if (BlockId block = table.blocks[g][j]; block != kNullBlock)
+                if (groups_[g]->pool.ref_count(block) > 1) return;
+        const uint32_t *block_tokens = tokens + size_t(j) * config_.block_size;
+        Hash key = chain_(table.key, block_tokens);
+        for (uint32_t g = 0; g < num_groups(); ++g)
+            table.is_chain_stopped |= groups_[g]->is_taken(key, table.key, block_tokens);
+        if (table.is_chain_stopped) {
+            ++counters_.num_mismatches;
+            return;
+        }
+        for (uint32_t g = 0; g < num_groups(); ++g)
+            if (BlockId block = table.blocks[g][j]; block != kNullBlock)
+                groups_[g]->publish(block, key, table.key, block_tokens, j == 0);
+        table.key = key;
+    }
+}
+
+// The next token reads from its window on: what lies wholly before is given back, oldest first.
+void CacheCore::give_back(Table &table) {
+    for (uint32_t g = 0; g < num_groups(); ++g) {
+        std::vector<BlockId> &blocks = table.blocks[g];
+        uint32_t end = std::min(groups_[g]->first_live_block(table.num_committed),
+                                uint32_t(blocks.size()));
+        for (uint32_t &j = table.first_live[g]; j < end; ++j) {
+            groups_[g]->release(blocks[j]);
+            blocks[j] = kNullBlock;
+        }
+    }
+}
+
+uint32_t CacheCore::evict(uint32_t index, uint32_t n) {
+    ++version_;
+    return group(index).evict(n);
+}
+
+bool CacheCore::reset() {
+    if (num_open_ > 0 || !pending_copies_.empty()) return false;
+    bool was_on = log_.is_on;
+    log_.is_on = false;  // one word for all: the caller says that everything is gone
+    for (auto &group : groups_) {
+        uint64_t num_evicted = group->counters.num_evicted;
+        group->evict(group->pool.num_blocks());
+        group->counters.num_evicted = num_evicted;
+    }
+    log_.is_on = was_on;
+    ++version_;
+    return true;
+}
+
+}  // namespace pagemill::cache

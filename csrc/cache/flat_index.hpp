@@ -1,0 +1,61 @@
+// (block hash) -> published block, for one layer group. Open addressing, linear probing, removal by
+// shifting back: no tombstones. What is published lies beside it: hash, parent's hash, token ids.
+#pragma once
+
+#include <cstring>
+
+#include "cache/block_pool.hpp"
+#include "cache/chain_hash.hpp"
+
+namespace pagemill::cache {
+
+class FlatIndex {
+    struct Slot {
+        BlockId block;  // kNullBlock: free
+        uint32_t tag;   // the first four bytes of the hash; its low bits are the home slot
+    };
+    uint32_t block_size_, mask_, num_published_ = 0;
+    Zeroed<Slot> slots_;
+    Zeroed<Hash> hash_, parent_;
+    Zeroed<uint32_t> token_ids_;  // [num_blocks, block_size]
+    Zeroed<uint8_t> state_;  // 0: not published, 1: published, 2: published, first of its chain
+
+    static uint32_t tag_of(const Hash &hash) {
+        uint32_t tag;
+        std::memcpy(&tag, hash.data(), sizeof tag);
+        return tag;
+    }
+    uint32_t slot_of(BlockId block) const;
+    void insert(BlockId block);
+    void erase(BlockId block);
+
+public:
+    FlatIndex(uint32_t num_blocks, uint32_t block_size);
+
+    uint32_t num_published() const { return num_published_; }
+    bool is_published(BlockId block) const { return state_[block] != 0; }
+    bool is_first(BlockId block) const { return state_[block] == 2; }
+    const Hash &hash(BlockId block) const { return hash_[block]; }
+    const Hash &parent(BlockId block) const { return parent_[block]; }
+    const uint32_t *token_ids(BlockId block) const {
+        return token_ids_.data() + size_t(block) * block_size_;
+    }
+    size_t num_bytes() const;
+
+    BlockId find(const Hash &hash) const;
+    // A hash alone is not believed: the parent and the token ids are compared too.
+    bool is_same(BlockId block, const Hash &parent, const uint32_t *tokens) const;
+
+    void publish(BlockId block, const Hash &hash, const Hash &parent, const uint32_t *tokens,
+                 bool is_first);
+    void drop(BlockId block);
+    // The entry of `from` now names `to`: same content, another place.
+    void move(BlockId from, BlockId to);
+    // For tests: each of two published blocks gets the other's entry.
+    void swap(BlockId a, BlockId b);
+    // True when the probe for this published block ends at itself.
+    bool is_findable(BlockId block) const { return find(hash_[block]) == block; }
+    uint32_t num_slots_in_use() const;
+};
+
+}  // namespace pagemill::cache

@@ -1,0 +1,107 @@
+// Looking into the index. A match of n tokens needs, in every full group, all blocks of [0, n), and
+// in a window group those of [n - w + 1, n); n is the largest on which all groups agree.
+#include <algorithm>
+
+#include "cache/bug.hpp"
+#include "cache/cache_core.hpp"
+
+namespace pagemill::cache {
+
+Match CacheCore::peek_match(const uint32_t *tokens, uint32_t num_tokens, const Hash &root) {
+    Match match;
+    match.root = match.key = root;
+    match.num_asked_tokens = num_tokens;
+    match.version = version_;
+    match.blocks.resize(num_groups());
+    if (!config_.has_index || num_tokens == 0) return match;
+    std::vector<Hash> keys = match_full(tokens, (num_tokens - 1) / config_.block_size, match);
+    uint32_t num_blocks = uint32_t(keys.size()), before;
+    do {
+        before = num_blocks;
+        for (uint32_t g = 0; g < num_groups(); ++g)
+            if (groups_[g]->window) num_blocks = fit_window(g, num_blocks, keys, tokens, match);
+    } while (num_blocks != before);
+    keep_blocks(num_blocks, keys, tokens, match);
+    return match;
+}
+
+// Hashes as far as all full groups have the block; what they have goes into match.blocks.
+std::vector<Hash> CacheCore::match_full(const uint32_t *tokens, uint32_t max_blocks,
+                                        Match &match) {
+    std::vector<Hash> keys;
+    Hash parent = match.root;
+    for (uint32_t j = 0; j < max_blocks; ++j) {
+        const uint32_t *block_tokens = tokens + size_t(j) * config_.block_size;
+        Hash key = chain_(parent, block_tokens);
+        for (uint32_t g = 0; g < num_groups(); ++g) {
+            if (groups_[g]->window) continue;
+            BlockId block = groups_[g]->find(key, parent, block_tokens, match.num_mismatches);
+            if (block == kNullBlock) return keys;
+            match.blocks[g].push_back(block);
+        }
+        keys.push_back(key);
+        parent = key;
+    }
+    return keys;
+}
+
+// The largest m <= num_blocks such that the group has the window before token m * B. From the top
+// down: a block that is missing at j rules out every m above j that would read it.
+uint32_t CacheCore::fit_window(uint32_t g, uint32_t num_blocks, const std::vector<Hash> &keys,
+                               const uint32_t *tokens, Match &match) const {
+    const BlockGroup &group = *groups_[g];
+    uint32_t fit = num_blocks;
+    for (uint32_t j = num_blocks; j > 0 && j > group.first_live_block(fit * config_.block_size);) {
+        --j;
+        const Hash &parent = j ? keys[j - 1] : match.root;
+        const uint32_t *block_tokens = tokens + size_t(j) * config_.block_size;
+        if (group.find(keys[j], parent, block_tokens, match.num_mismatches) == kNullBlock) fit = j;
+    }
+    return fit;
+}
+
+void CacheCore::keep_blocks(uint32_t num_blocks, const std::vector<Hash> &keys,
+                            const uint32_t *tokens, Match &match) const {
+    match.num_tokens = num_blocks * config_.block_size;
+    if (num_blocks) match.key = keys[num_blocks - 1];
+    for (uint32_t g = 0; g < num_groups(); ++g) {
+        match.blocks[g].resize(num_blocks, kNullBlock);
+        if (!groups_[g]->window) continue;
+        for (uint32_t j = groups_[g]->first_live_block(match.num_tokens); j < num_blocks; ++j) {
+            const Hash &parent = j ? keys[j - 1] : match.root;
+            uint32_t num_seen_mismatches = 0;
+            match.blocks[g][j] = groups_[g]->find(
+                keys[j], parent, tokens + size_t(j) * config_.block_size, num_seen_mismatches);
+        }
+    }
+}
+
+// Blocks to take = blocks held at a time - matched ones; those that match and are evictable leave
+// the list when the table is opened, so they are not there to be evicted. The reserve is asked of
+// full groups only: a window group is sized by its sequences and grows no further.
+bool CacheCore::can_admit(const Match &match, uint32_t num_tokens, uint32_t reserve_blocks,
+                          uint32_t chunk_tokens) const {
+    if (match.version != version_) bug("can_admit: the cache has changed since this match");
+    const uint32_t size = config_.block_size;
+    for (uint32_t g = 0; g < num_groups(); ++g) {
+        const BlockGroup &group = *groups_[g];
+        uint64_t num_matched = 0, num_leaving = 0;
+        for (BlockId block : match.blocks[g]) {
+            if (block == kNullBlock) continue;
+            ++num_matched;
+            num_leaving += group.pool.ref_count(block) == 0;
+        }
+        uint64_t dead = match.blocks[g].size() - num_matched;
+        uint64_t wanted = std::max<uint64_t>((uint64_t(num_tokens) + size - 1) / size, dead) - dead;
+        if (group.window && chunk_tokens) {
+            uint64_t reach = uint64_t(group.window) - 1 + chunk_tokens;
+            wanted = std::min(wanted, (reach + size - 1) / size + 1);
+        }
+        uint64_t taken = wanted > num_matched ? wanted - num_matched : 0;
+        uint64_t reserve = group.window ? 0 : reserve_blocks;
+        if (taken + num_leaving + reserve > group.pool.num_available()) return false;
+    }
+    return true;
+}
+
+}  // namespace pagemill::cache

@@ -1,0 +1,207 @@
+"""The cache as its users see it: match, open, extend, commit, release."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+from pagemill._native import CacheCore
+from pagemill.cache.keys import chain_root
+from pagemill.cache.prefix_index import PrefixMatch
+from pagemill.cache.stats import CacheStats, GroupStats
+from pagemill.core.errors import IntegrityError
+from pagemill.core.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
+from pagemill.core.layers import CacheConfig
+from pagemill.core.step import BlockCopy, GroupTables
+from pagemill.core.types import BlockHash, BlockId, GroupId, IntBuffer, TableId
+
+
+class CacheManager:
+    """Blocks and prefixes of all layer groups of one model.
+
+    A table is the list of blocks of one sequence, one list a group:
+
+        open --> OPEN --extend, commit, ... --> OPEN --release--> gone
+                   \\--fork--> a second OPEN table
+
+        peek_match -> (can_admit) -> open -> { extend -> a step runs -> commit } ... -> release
+
+    1. A match is good until the cache changes; ``open`` and ``can_admit`` refuse an older one.
+    2. ``extend`` gives slots or changes nothing. It must precede every write, also after ``fork``.
+    3. Only ``commit`` publishes, and only blocks whose last token is computed.
+    4. Blocks that a running step reads or writes stay held: release a table after its last step is
+       collected. The source of a copy is held until ``release_copies``.
+    5. Each call is whole: a wrong one raises AssertionError and changes nothing.
+
+    Token ids are any flat buffer of u32: ``array('I')`` or numpy uint32. Not for several threads.
+    The states of a block and the invariants are in ``pagemill.cache.block``.
+    """
+
+    __slots__ = ("_core", "_fingerprint", "_on_event", "_server_key", "config")
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        *,
+        server_key: bytes = b"",
+        fingerprint: bytes = b"",
+        on_event: Callable[[CacheEvent], None] | None = None,
+    ) -> None:
+        self.config = config
+        self._server_key = server_key
+        self._fingerprint = fingerprint
+        self._on_event = on_event
+        self._core = CacheCore(
+            config.num_blocks,
+            [group.window or 0 for group in config.groups],
+            config.block_size,
+            config.prefix_index == "flat",
+            on_event is not None,
+        )
+
+    # matching
+
+    def namespace(self, *, tenant: str = "", salt: str = "", adapter: str = "") -> bytes:
+        """The root of all chains that may share: equal only for equal fields, key and model."""
+        return chain_root(self._server_key, self._fingerprint, tenant, salt, adapter)
+
+    def peek_match(self, token_ids: IntBuffer, namespace: bytes) -> PrefixMatch:
+        """The longest cached prefix of ``token_ids`` [num_tokens], at most num_tokens - 1."""
+        native = self._core.peek_match(token_ids, namespace)
+        return PrefixMatch(native.num_tokens, namespace, native)
+
+    def can_admit(
+        self,
+        match: PrefixMatch,
+        num_tokens: int,
+        *,
+        reserve_blocks: int = 0,
+        chunk_tokens: int | None = None,
+    ) -> bool:
+        """Could a table opened from ``match`` grow to ``num_tokens`` now?
+
+        ``reserve_blocks`` must be left in every full group. A window group is asked only for what
+        is held at a time when at most ``chunk_tokens`` are computed in a step (None: all at once).
+        The matched blocks are not counted as evictable: opening the table takes them.
+        """
+        return self._core.can_admit(match.native, num_tokens, reserve_blocks, chunk_tokens or 0)
+
+    # tables
+
+    def open(self, match: PrefixMatch, namespace: bytes, *, is_resumed: bool = False) -> TableId:
+        """A table that holds the matched blocks. Nothing may happen between peek and open.
+
+        ``is_resumed``: a preempted sequence comes back; what it finds is not a hit of its prompt.
+        """
+        assert match.namespace == namespace, "open: this match was made in another namespace"
+        return TableId(self._core.open(match.native, is_resumed))
+
+    def num_tokens_cached(self, table: TableId) -> int:
+        """Tokens that the match gave when the table was opened."""
+        return self._core.num_cached(table)
+
+    def extend(self, table: TableId, num_tokens: int) -> tuple[BlockCopy, ...] | None:
+        """Slots for the tokens [0, num_tokens), in every group; evicts as needed.
+
+        None: not now, and nothing has changed. The copies belong to the next step; give them to
+        ``release_copies`` when it is collected, or when it is not run.
+        """
+        native = self._core.extend(table, num_tokens)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+        if not native:
+            return None if native is None else ()
+        return tuple(
+            BlockCopy(GroupId(group), BlockId(source), BlockId(target))
+            for group, source, target in native
+        )
+
+    def release_copies(self, copies: Iterable[BlockCopy]) -> None:
+        """The copies are done: their sources need not be held any longer."""
+        self._core.release_copies([(copy.group, copy.source, copy.target) for copy in copies])
+
+    def commit(self, table: TableId, token_ids: IntBuffer, num_computed_tokens: int) -> None:
+        """The KV of ``token_ids`` [0, num_computed_tokens) is there and final.
+
+        ``token_ids`` is the whole sequence. Full blocks are published; blocks that left a window
+        are given back.
+        """
+        self._core.commit(table, token_ids, num_computed_tokens)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+
+    def fork(self, table: TableId) -> TableId:
+        """A second table with the same computed tokens; their blocks are shared."""
+        return TableId(self._core.fork(table))
+
+    def release(self, table: TableId) -> None:
+        """Ends the table. Published blocks stay findable until they are evicted."""
+        self._core.release(table)
+
+    def num_blocks(self, table: TableId, group: GroupId) -> int:
+        """Entries of the table in ``group``, those that left the window included."""
+        return self._core.num_table_blocks(table, group)
+
+    def block_tables(self, table_ids: Sequence[TableId]) -> tuple[GroupTables, ...]:
+        """The tables side by side, one entry a group; the form that a step plan carries."""
+        return tuple(
+            GroupTables(*self._core.block_tables(table_ids, group))
+            for group in range(len(self.config.groups))
+        )
+
+    # the whole
+
+    def max_tokens(self, chunk_tokens: int | None = None) -> int:
+        """The longest sequence that fits the empty pool; ``sys.maxsize`` where nothing limits it.
+
+        A window group limits nothing when it holds one window and ``chunk_tokens`` more.
+        """
+        longest = sys.maxsize
+        for group, num_blocks in zip(self.config.groups, self.config.num_blocks, strict=True):
+            if group.window is not None and chunk_tokens is not None:
+                if self.config.window_blocks(group.window, chunk_tokens) < num_blocks:
+                    continue
+            longest = min(longest, (num_blocks - 1) * self.config.block_size)
+        return longest
+
+    def evict(self, num_blocks: int, group: GroupId) -> int:
+        """Evicts the oldest blocks; says how many: fewer only when no more are evictable."""
+        num_evicted = self._core.evict(group, num_blocks)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+        return num_evicted
+
+    def reset(self) -> bool:
+        """Forgets everything cached. False, and nothing done, while a table is open."""
+        if not self._core.reset():
+            return False
+        if self._on_event is not None:
+            self._on_event(CacheCleared())
+        return True
+
+    def usage(self) -> float:
+        """Held blocks of all blocks, 0 to 1, in the group that is fullest."""
+        return max(group.num_held / (group.num_blocks - 1) for group in self._group_stats())
+
+    def stats(self) -> CacheStats:
+        """Counters since the start, and what is held now."""
+        return CacheStats(self._group_stats(), *self._core.core_counts())
+
+    def check_integrity(self, level: int = 2) -> None:
+        """Raises IntegrityError for the first invariant that does not hold.
+
+        Level 0 compares counters, 1 walks lists, tables and references, 2 the index as well.
+        """
+        failure = self._core.check(level)
+        if failure is not None:
+            raise IntegrityError(*failure)
+
+    def _group_stats(self) -> tuple[GroupStats, ...]:
+        groups = range(len(self.config.groups))
+        return tuple(GroupStats(*self._core.group_counts(group)) for group in groups)
+
+    def _tell_events(self, on_event: Callable[[CacheEvent], None]) -> None:
+        for group, block_hash, parent, token_ids in self._core.take_events(self.config.block_size):
+            if parent:
+                stored = BlockHash(block_hash), BlockHash(parent), token_ids
+                on_event(BlockStored(GroupId(group), *stored))
+            else:
+                on_event(BlockRemoved(GroupId(group), BlockHash(block_hash)))

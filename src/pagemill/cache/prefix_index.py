@@ -1,0 +1,34 @@
+"""What a look into a prefix index gives.
+
+A match of n tokens is block-aligned and leaves the last known token to be computed (its logits are
+wanted). Which blocks it needs, for the next token at position n:
+
+    full group      [0 ................................. n)   every block
+    window group    [0 ...... n - w + 1)[n - w + 1 ..... n)   the blocks of the second part
+
+n is the largest on which all groups agree. A block counts as found when hash, parent and token ids
+are equal: a hash alone is not believed.
+"""
+
+from dataclasses import dataclass
+
+from pagemill._native import Match
+from pagemill.core.types import BlockHash, BlockId, GroupId
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """``num_tokens`` of a prompt are cached. Good until the cache changes; holds nothing."""
+
+    num_tokens: int
+    namespace: bytes
+    native: Match
+
+    @property
+    def key(self) -> BlockHash:
+        """The hash of the last matched block; the namespace where nothing matched."""
+        return BlockHash(self.native.key)
+
+    def block_ids(self, group: GroupId) -> tuple[BlockId, ...]:
+        """One entry a matched block; the null block where the window does not reach."""
+        return tuple(BlockId(block) for block in self.native.block_ids(group))

@@ -1,0 +1,1 @@
+"""Floor 8: argument parsing and nothing else."""

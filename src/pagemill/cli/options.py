@@ -1,0 +1,247 @@
+"""Options of ``pagemill serve`` as one table: flags, vLLM's names for them, and a TOML file."""
+
+import argparse
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagemill.core.config import (
+    DTYPES,
+    KV_FORMATS,
+    POLICIES,
+    PREFIX_INDEXES,
+    EngineConfig,
+    ServerConfig,
+)
+from pagemill.core.errors import ConfigError
+from pagemill.core.layers import BLOCK_SIZES
+from pagemill.core.units import parse_bytes
+
+
+def _kv_format(text: str) -> str:
+    """vLLM's names of cache types mean the same bytes."""
+    return {"bfloat16": "bf16", "float32": "fp32", "float": "fp32"}.get(text, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting. ``target`` is the field of EngineConfig or ServerConfig that it fills."""
+
+    target: str
+    flags: tuple[str, ...]
+    kind: Callable[[str], Any]
+    words: str
+    metavar: str
+    many: bool = False
+
+
+def _one_of(choices: tuple[Any, ...]) -> str:
+    return "{" + ",".join(map(str, choices)) + "}"
+
+
+ENGINE_OPTIONS = (
+    Option(
+        "dtype",
+        ("--dtype",),
+        str,
+        "type of the weights; auto: what is fastest here",
+        _one_of(DTYPES),
+    ),
+    Option(
+        "kv_format",
+        ("--kv-format", "--kv-cache-dtype"),
+        _kv_format,
+        "number format of the KV cache; auto: the computing type",
+        _one_of(KV_FORMATS),
+    ),
+    Option(
+        "num_blocks",
+        ("--num-blocks", "--num-gpu-blocks-override"),
+        int,
+        "size of the block pool in blocks",
+        "N",
+    ),
+    Option(
+        "kv_memory_bytes",
+        ("--kv-memory", "--kv-cache-memory-bytes"),
+        parse_bytes,
+        "size of the block pool as memory, as 2GiB; default: 30 %% of what is free",
+        "SIZE",
+    ),
+    Option("block_size", ("--block-size",), int, "tokens a block (16)", _one_of(BLOCK_SIZES)),
+    Option(
+        "max_model_len",
+        ("--max-model-len",),
+        int,
+        "longest context; default: the model's",
+        "TOKENS",
+    ),
+    Option("max_num_seqs", ("--max-num-seqs",), int, "sequences that run at a time (64)", "N"),
+    Option(
+        "max_num_batched_tokens",
+        ("--max-num-batched-tokens",),
+        int,
+        "token budget of a step (512)",
+        "TOKENS",
+    ),
+    Option("max_queue", ("--max-queue",), int, "requests that may wait; more get 429 (1024)", "N"),
+    Option(
+        "scheduling_policy",
+        ("--scheduling-policy",),
+        str,
+        "order of requests (fcfs)",
+        _one_of(POLICIES),
+    ),
+    Option(
+        "prefix_index",
+        ("--prefix-index",),
+        str,
+        "how shared prefixes are found (flat)",
+        _one_of(PREFIX_INDEXES),
+    ),
+    Option(
+        "cache_key_file",
+        ("--cache-key-file",),
+        Path,
+        "32 secret bytes that key the block hashes; made at the first start",
+        "FILE",
+    ),
+    Option(
+        "chat_template", ("--chat-template",), Path, "a Jinja chat template for the model", "FILE"
+    ),
+    Option("num_threads", ("--threads",), int, "compute threads; default: the cores", "N"),
+)
+
+SERVER_OPTIONS = (
+    Option("host", ("--host",), str, "address to listen on (127.0.0.1)", "HOST"),
+    Option("port", ("--port",), int, "port to listen on (8000); 0 takes a free one", "PORT"),
+    Option(
+        "served_model_names",
+        ("--served-model-name",),
+        str,
+        "name(s) that clients use; default: the model's",
+        "NAME",
+        many=True,
+    ),
+    Option(
+        "api_keys",
+        ("--api-key",),
+        str,
+        "key(s) that clients must send; also from $PAGEMILL_API_KEY",
+        "KEY",
+        many=True,
+    ),
+    Option(
+        "metrics_prefix",
+        ("--metrics-prefix",),
+        str,
+        "prefix of the metrics; vllm gives vLLM's exact names",
+        "{pagemill,vllm}",
+    ),
+    Option(
+        "drain_timeout_s",
+        ("--drain-timeout",),
+        float,
+        "seconds that running requests get after SIGTERM (30)",
+        "S",
+    ),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    for title, options in (("engine", ENGINE_OPTIONS), ("server", SERVER_OPTIONS)):
+        group = parser.add_argument_group(title)
+        for option in options:
+            group.add_argument(
+                *option.flags,
+                dest=option.target,
+                type=_checked(option),
+                help=option.words,
+                metavar=option.metavar,
+                nargs="+" if option.many else None,
+            )
+    on = dict(dest="prefix_index", action="store_const")
+    hidden = argparse.SUPPRESS
+    parser.add_argument("--enable-prefix-caching", const="flat", help=hidden, **on)
+    parser.add_argument("--no-enable-prefix-caching", const="off", help=hidden, **on)
+
+
+def _checked(option: Option) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return option.kind(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def read_settings(parsed: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
+    """Defaults, then the TOML file, then the environment's key, then flags. ConfigError names
+    the setting that is wrong."""
+    values = _from_file(parsed.config) if parsed.config else {}
+    if key := os.environ.get("PAGEMILL_API_KEY"):
+        values.setdefault("api_keys", [key])
+    for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS):
+        given = getattr(parsed, option.target)
+        if given is not None:
+            values[option.target] = given
+    if parsed.model:
+        values["model"] = parsed.model
+    if "num_blocks" in values and parsed.kv_memory_bytes and not parsed.num_blocks:
+        del values["num_blocks"]  # a flag replaces the file's other way of saying it
+    if "kv_memory_bytes" in values and parsed.num_blocks and not parsed.kv_memory_bytes:
+        del values["kv_memory_bytes"]
+    engine = {o.target: values[o.target] for o in ENGINE_OPTIONS if o.target in values}
+    server = {
+        o.target: tuple(values[o.target]) if o.many else values[o.target]
+        for o in SERVER_OPTIONS
+        if o.target in values
+    }
+    return EngineConfig(model=values.get("model", ""), **engine), ServerConfig(**server)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    """Settings of a TOML file: flag names, with - or _."""
+    try:
+        with path.open("rb") as file:
+            raw = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"the settings file {path} cannot be read: {error}") from error
+    by_name: dict[str, Option] = {}
+    for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS):
+        for flag in option.flags:
+            by_name[flag.removeprefix("--")] = option
+    values: dict[str, Any] = {}
+    for name, value in _flat(raw).items():
+        option_or_none = by_name.get(name.replace("_", "-"))
+        if name == "model":
+            values["model"] = str(value)
+        elif option_or_none is None:
+            raise ConfigError(f"{path}: there is no setting {name!r}; see pagemill serve --help")
+        else:
+            values[option_or_none.target] = _file_value(path, name, option_or_none, value)
+    return values
+
+
+def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings may stand at the top or in tables [engine] and [server]."""
+    flat = {k: v for k, v in raw.items() if not (k in ("engine", "server") and isinstance(v, dict))}
+    for table in ("engine", "server"):
+        if isinstance(raw.get(table), dict):
+            flat.update(raw[table])
+    return flat
+
+
+def _file_value(path: Path, name: str, option: Option, value: Any) -> Any:
+    items = value if isinstance(value, list) and option.many else [value]
+    try:
+        if any(isinstance(item, bool | dict | list) for item in items):
+            raise ValueError(f"{value!r} is not a value for it")
+        converted = [option.kind(str(item)) for item in items]
+    except ValueError as error:
+        raise ConfigError(f"{path}: {name}: {error}") from error
+    return converted if option.many else converted[0]

@@ -1,0 +1,82 @@
+"""Settings of an engine and a server, as frozen values that check themselves."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagemill.core.errors import ConfigError
+from pagemill.core.layers import BLOCK_SIZES
+
+DTYPES = ("auto", "float32", "bfloat16")
+KV_FORMATS = ("auto", "fp32", "bf16")
+PREFIX_INDEXES = ("flat", "off")
+POLICIES = ("fcfs", "priority")
+
+
+def _choose(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
+
+
+def _at_least(name: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise ConfigError(f"{name} is {value}: it must be at least {low}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine runs and with how much memory. None leaves a choice to pagemill.
+
+    ``num_blocks`` counts blocks of full layer groups; ``kv_memory_bytes`` is the alternative.
+    """
+
+    model: str
+    dtype: str = "auto"
+    kv_format: str = "auto"
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_memory_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_queue: int = 1024
+    scheduling_policy: str = "fcfs"
+    prefix_index: str = "flat"
+    cache_key_file: Path | None = None
+    chat_template: Path | None = None
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("name a model: a folder, a GGUF file, or a short name (smollm2-135m)")
+        _choose("dtype", self.dtype, DTYPES)
+        _choose("kv_format", self.kv_format, KV_FORMATS)
+        _choose("prefix_index", self.prefix_index, PREFIX_INDEXES)
+        _choose("scheduling_policy", self.scheduling_policy, POLICIES)
+        if self.block_size not in BLOCK_SIZES:
+            raise ConfigError(f"block_size is {self.block_size}: choose one of {BLOCK_SIZES}")
+        if self.num_blocks is not None and self.kv_memory_bytes is not None:
+            raise ConfigError("give num_blocks or kv_memory, not both")
+        _at_least("num_blocks", self.num_blocks, 2)
+        _at_least("kv_memory", self.kv_memory_bytes, 1)
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_queue"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("num_threads", self.num_threads, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Where and as what a server answers."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    metrics_prefix: str = "pagemill"
+    drain_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}: it must lie between 0 and 65535")
+        _choose("metrics_prefix", self.metrics_prefix, ("pagemill", "vllm"))
+        if any(not key for key in self.api_keys):
+            raise ConfigError("an api_key is empty: leave it out to serve without a key")

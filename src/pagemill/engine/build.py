@@ -1,0 +1,212 @@
+"""The one place that names concrete classes: settings -> a running engine."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pagemill.cache.manager import CacheManager
+from pagemill.core.clock import SystemClock
+from pagemill.core.config import EngineConfig
+from pagemill.core.errors import ConfigError
+from pagemill.core.layers import CacheConfig, LayerGroup
+from pagemill.core.request import Request
+from pagemill.core.units import ceil_div, format_bytes
+from pagemill.engine.engine import Engine
+from pagemill.engine.loop import Step
+from pagemill.kernels.kv_storage import KVStorage
+from pagemill.models.config import ModelConfig
+from pagemill.models.decoder import Decoder
+from pagemill.models.home import find_model, fingerprint, server_key
+from pagemill.models.loader import Model, load_model
+from pagemill.models.weights import Progress
+from pagemill.runtime.cost import CostModel
+from pagemill.runtime.model_runner import ModelRunner
+from pagemill.sched.scheduler import Scheduler, SchedulerConfig
+
+MEMORY_SHARE = 0.3
+"""Without --kv-memory or --num-blocks the pool takes at most this part of the free memory."""
+WINDOW_SHARE = 0.5
+"""Window groups take at most this part of the memory for KV."""
+CACHED_WINDOWS = 1.25
+"""Window groups hold this many times what running sequences need, to keep windows of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine and what was chosen for it. ``choices`` are lines for a person."""
+
+    engine: Engine
+    model: Model
+    cache_config: CacheConfig
+    max_model_len: int
+    choices: tuple[str, ...]
+
+
+def build_engine(
+    config: EngineConfig,
+    *,
+    progress: Progress | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    on_finish: Callable[[Request], None] | None = None,
+) -> BuiltEngine:
+    """Load the model, divide the memory, and wire the parts. Raises PagemillError."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    dtype = _dtype(config.dtype)
+    path = find_model(config.model)
+    model = load_model(path, dtype, template_file=config.chat_template, progress=progress)
+    kv_format = _kv_format(config.kv_format, dtype)
+    max_len = _max_model_len(config, model.config)
+    cache_config = _divide(config, model.config, kv_format, max_len)
+    storage = KVStorage(cache_config, kv_format, model.config.num_kv_heads, model.config.head_dim)
+    name = fingerprint(path, str(dtype), kv_format, f"block {config.block_size}")
+    cache = CacheManager(
+        cache_config, server_key=server_key(config.cache_key_file), fingerprint=name
+    )
+    engine = Engine(
+        scheduler=Scheduler(_scheduler_config(config, max_len), cache),
+        cache=cache,
+        executor=_runner(model, storage, max_len),
+        clock=SystemClock(),
+        tokenizer=model.tokenizer,
+        eos_token_ids=model.eos_token_ids,
+        on_step=on_step,
+        on_finish=on_finish,
+    )
+    choices = _choices(config, dtype, kv_format, cache_config, storage, max_len)
+    return BuiltEngine(engine, model, cache_config, max_len, choices)
+
+
+def _runner(model: Model, storage: KVStorage, max_len: int) -> ModelRunner:
+    decoder = Decoder(model.config, model.weights, max_len)
+    cost = CostModel(
+        config=model.config,
+        weight_bytes=model.weights.num_bytes(),
+        matrix_parameters=model.weights.num_matrix_parameters(),
+        kv_token_bytes=storage.token_bytes,
+    )
+    return ModelRunner(decoder, storage, cost)
+
+
+def _scheduler_config(config: EngineConfig, max_len: int) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens),
+        max_queue=config.max_queue,
+        max_model_len=max_len,
+        policy=config.scheduling_policy,
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    return torch.bfloat16 if has_native_bf16() else torch.float32
+
+
+def has_native_bf16() -> bool:
+    """True where the processor multiplies bfloat16 itself (AVX512-BF16 or AMX)."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _kv_format(name: str, dtype: torch.dtype) -> str:
+    if name != "auto":
+        return name
+    return "bf16" if dtype == torch.bfloat16 else "fp32"
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    if config.max_model_len is None:
+        return model.max_positions
+    if config.max_model_len > model.max_positions:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} is more than the {model.max_positions} positions"
+            " that the model was made for: lower it"
+        )
+    return config.max_model_len
+
+
+# ---------------------------------------------------------------- memory
+
+
+def _divide(config: EngineConfig, model: ModelConfig, kv_format: str, max_len: int) -> CacheConfig:
+    """Blocks per layer group. Window groups get what running sequences hold at a time and a share
+    for cached windows; full groups get the rest (DESIGN section 4, "Layer group")."""
+    groups, size = model.layer_groups, config.block_size
+    longest = ceil_div(max_len, size)
+    most = config.max_num_seqs * longest + 1
+    memory = config.kv_memory_bytes or int(_free_memory_bytes() * MEMORY_SHARE)
+    block_bytes = [_block_bytes(model, group, kv_format, size) for group in groups]
+    num_blocks: dict[str, int] = {}
+    for group, one in zip(groups, block_bytes, strict=True):
+        if group.window is not None and len(groups) > 1:
+            need = ceil_div(group.window - 1 + config.max_num_batched_tokens, size) + 1
+            want = min(int(need * config.max_num_seqs * CACHED_WINDOWS), most) + 1
+            num_blocks[group.name] = min(want, max(2, int(memory * WINDOW_SHARE) // one))
+            memory -= num_blocks[group.name] * one
+    for group, one in zip(groups, block_bytes, strict=True):
+        if group.name not in num_blocks:
+            share = min(memory // one, most) if config.kv_memory_bytes is None else memory // one
+            num_blocks[group.name] = config.num_blocks or share
+    if any(count < 2 for count in num_blocks.values()):
+        asked = format_bytes(config.kv_memory_bytes or memory)
+        raise ConfigError(f"{asked} hold no KV block of this model: give more with --kv-memory")
+    return CacheConfig(
+        groups=groups,
+        num_blocks=tuple(num_blocks[group.name] for group in groups),
+        block_size=size,
+        prefix_index=config.prefix_index,
+    )
+
+
+def _block_bytes(model: ModelConfig, group: LayerGroup, kv_format: str, block_size: int) -> int:
+    number_bytes = {"fp32": 4, "bf16": 2}[kv_format]
+    per_layer = 2 * model.num_kv_heads * model.head_dim * block_size * number_bytes
+    return per_layer * len(group.layers)
+
+
+def _free_memory_bytes() -> int:
+    """Memory that the system can give, limits of a container included."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    return min(free, _container_bytes() or free)
+
+
+def _container_bytes() -> int | None:
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            text = file.read().strip()
+        return None if text == "max" else int(text)
+    except (OSError, ValueError):
+        return None
+
+
+def _choices(
+    config: EngineConfig,
+    dtype: torch.dtype,
+    kv_format: str,
+    cache: CacheConfig,
+    storage: KVStorage,
+    max_len: int,
+) -> tuple[str, ...]:
+    lines = [
+        f"weights {str(dtype).removeprefix('torch.')}, KV {kv_format}, context {max_len} tokens"
+    ]
+    for index, (group, count) in enumerate(zip(cache.groups, cache.num_blocks, strict=True)):
+        size = format_bytes(count * storage.block_bytes(index))
+        lines.append(
+            f"{group.name}: {count} blocks of {cache.block_size} tokens"
+            f" ({(count - 1) * cache.block_size} tokens, {size}, {len(group.layers)} layers)"
+        )
+    lines.append(
+        f"at most {config.max_num_seqs} sequences, {config.max_num_batched_tokens} tokens a step,"
+        f" {config.max_queue} waiting; prefix index {config.prefix_index}"
+    )
+    return tuple(lines)

@@ -1,0 +1,105 @@
+"""A model as a whole: config, tokenizer, template, weights, from a folder or a GGUF file."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pagemill.core.errors import ModelError
+from pagemill.models import config as configs
+from pagemill.models import gguf_tokenizer, tokenizer, weights
+from pagemill.models.config import ModelConfig
+from pagemill.models.gguf import GgufFile
+from pagemill.models.template import ChatTemplate
+from pagemill.models.tokenizer import Tokenizer
+from pagemill.models.weights import Progress, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Everything an engine needs of a model. ``template`` is None where the files have none."""
+
+    name: str
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    weights: Weights
+    eos_token_ids: tuple[int, ...]
+
+
+def load_model(
+    path: Path,
+    dtype: torch.dtype,
+    *,
+    template_file: Path | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Load a folder with safetensors or a GGUF file. Raises ModelError with the way out."""
+    if path.is_dir():
+        parts = _open_folder(path, dtype, progress)
+    else:
+        parts = _open_gguf(path, dtype, progress)
+    config, tokens, loaded, eos = parts
+    source = tokens.chat_template
+    if template_file is not None:
+        source = _read(template_file)
+    return Model(
+        name=path.stem if path.is_file() else path.name,
+        path=path,
+        config=config,
+        tokenizer=tokens,
+        template=ChatTemplate(source, tokens.special_tokens) if source else None,
+        weights=loaded,
+        eos_token_ids=_eos(config, tokens, eos),
+    )
+
+
+_Parts = tuple[ModelConfig, Tokenizer, Weights, tuple[int, ...]]
+
+
+def _open_gguf(path: Path, dtype: torch.dtype, progress: Progress | None) -> _Parts:
+    file = GgufFile(path)
+    config = configs.from_gguf(file.metadata, frozenset(file.tensors))
+    tokens = gguf_tokenizer.from_gguf(file.metadata)
+    return config, tokens, weights.load_gguf(file, config, dtype, progress), ()
+
+
+def _open_folder(path: Path, dtype: torch.dtype, progress: Progress | None) -> _Parts:
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} has no config.json: it is not a model folder")
+    config = configs.from_hugging_face(_json(path / "config.json"))
+    tokens = tokenizer.from_folder(path, _json(path / "tokenizer_config.json", missing_ok=True))
+    generation = _json(path / "generation_config.json", missing_ok=True)
+    eos = generation.get("eos_token_id")
+    ids = tuple(eos) if isinstance(eos, list) else (() if eos is None else (int(eos),))
+    return config, tokens, weights.load_safetensors(path, config, dtype, progress), ids
+
+
+def _json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
+    if missing_ok and not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return value
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ModelError(f"the chat template {path} cannot be read: {error}") from error
+
+
+def _eos(config: ModelConfig, tokens: Tokenizer, more: tuple[int, ...]) -> tuple[int, ...]:
+    """Every id that ends an answer: of the config, the generation config and the tokenizer."""
+    ids = [*config.eos_token_ids, *more]
+    token = tokens.special_tokens.get("eos_token")
+    own = tokens.token_id(token) if token else None
+    return tuple(dict.fromkeys([*ids, *([] if own is None else [own])]))

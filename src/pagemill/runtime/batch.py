@@ -1,0 +1,57 @@
+"""StepPlan -> tensors. Shapes: T tokens of the step, S sequences, B block size.
+
+token_ids  int64 [T]     the parts of all sequences, one after another
+positions  int32 [T]     start + 0 .. count - 1 of each part
+slots      int32 [T]     per group: table[position // B] * B + position % B
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagemill.core.step import GroupTables, StepPlan
+from pagemill.kernels.attention_cpu import AttentionBatch
+from pagemill.models.decoder import TokenBatch
+
+Int32 = npt.NDArray[np.int32]
+
+
+def make_batch(plan: StepPlan, block_size: int) -> TokenBatch:
+    """The tensors of a plan."""
+    starts = np.array([part.start for part in plan.sequences], dtype=np.int32)
+    counts = np.array([part.count for part in plan.sequences], dtype=np.int32)
+    token_ids = np.concatenate([np.asarray(part.token_ids) for part in plan.sequences])
+    query_start = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=query_start[1:])
+    sequence_of = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(len(token_ids), dtype=np.int32)
+    positions += (starts - query_start[:-1])[sequence_of]
+    slots, attention = [], []
+    for tables in plan.tables:
+        slots.append(torch.from_numpy(_slots(tables, sequence_of, positions, block_size)))
+        attention.append(
+            AttentionBatch(
+                query_start=query_start,
+                context_start=starts,
+                block_ids=np.asarray(tables.block_ids, dtype=np.int32),
+                indptr=np.asarray(tables.indptr, dtype=np.int32),
+            )
+        )
+    return TokenBatch(
+        token_ids=torch.from_numpy(token_ids.astype(np.int64)),
+        positions=torch.from_numpy(positions),
+        slots=tuple(slots),
+        attention=tuple(attention),
+    )
+
+
+def _slots(
+    tables: GroupTables,
+    sequence_of: npt.NDArray[np.intp],
+    positions: Int32,
+    block_size: int,
+) -> Int32:
+    block_ids, indptr = np.asarray(tables.block_ids), np.asarray(tables.indptr)
+    blocks = block_ids[indptr[:-1][sequence_of] + positions // block_size]
+    assert blocks.all(), "a token would be written into the null block"
+    return (blocks * block_size + positions % block_size).astype(np.int32)

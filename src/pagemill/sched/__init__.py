@@ -1,0 +1,1 @@
+"""Floor 2: who computes what next. Knows no tensor, no HTTP and no text."""

@@ -1,0 +1,462 @@
+"""Who computes what next. One idea: computed tokens catch up with known tokens.
+
+There is no prefill phase and no decode phase. A step has a token budget; running sequences get
+theirs first, then waiting ones in order. Chunked prefill, prefix hits and preempted requests that
+come back are all the same case: num_computed_tokens is behind num_tokens.
+"""
+
+from dataclasses import dataclass, field
+
+from pagemill.cache.manager import CacheManager
+from pagemill.core.errors import ConfigError, QueueFullError, TooLongError
+from pagemill.core.request import FinishReason, Request, RequestStatus
+from pagemill.core.step import (
+    BlockCopy,
+    SequencePlan,
+    SequenceResult,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from pagemill.core.types import GroupId, IntBuffer, SequenceId, StepId
+from pagemill.core.units import ceil_div
+from pagemill.sched.budget import TokenBudget
+from pagemill.sched.preemption import choose_victim
+from pagemill.sched.queue import WaitingQueue, order_named
+
+MAX_LOOK_AHEAD = 64
+"""Waiting requests that are looked at for the fast lane in one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """``max_num_batched_tokens`` is the token budget of a step; ``max_queue`` bounds who waits."""
+
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 64
+    max_queue: int = 1024
+    max_model_len: int = 8192
+    policy: str = "fcfs"
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_queue", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_seqs {self.max_num_seqs} is more than max_num_batched_tokens"
+                f" {self.max_num_batched_tokens}: each decoding sequence needs one token of it"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What a step gave one request. ``finish_reason`` is set on the last one."""
+
+    request: Request
+    token_id: int | None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since start. Hit tokens count first admissions only; recomputed ones are apart."""
+
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_hit_tokens: int = 0  # of those
+    num_recomputed_tokens: int = 0
+    num_output_tokens: int = 0
+    num_steps: int = 0
+
+
+@dataclass(slots=True)
+class _Planned:
+    request: Request
+    count: int
+    copies: tuple[BlockCopy, ...] = field(default=())
+
+
+class Scheduler:
+    """Decides steps over one CacheManager.
+
+        add -> WAITING -> RUNNING -> FINISHED          abort: from any state, all blocks come back
+                  ^          |
+                  +- PREEMPTED (blocks released, tokens kept)
+
+    1. A running request has an open table; a waiting, preempted or finished one has none.
+    2. At most max_num_seqs requests run, at most max_queue wait.
+    3. A plan never computes more tokens than the budget; every decode that fits is in it.
+    4. The first request in order is never preempted.
+    5. Between plan and apply nothing else may be called but plan's own apply.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: CacheManager) -> None:
+        self.config = config
+        self.cache = cache
+        self.stats = SchedulerStats()
+        self._order = order_named(config.policy)
+        self._waiting = WaitingQueue(self._order)
+        self._running: list[Request] = []
+        self._by_id: dict[SequenceId, Request] = {}
+        self._next_step = 0
+        self._in_flight: StepPlan | None = None
+
+    # ------------------------------------------------------------ requests in and out
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or len(self._waiting))
+
+    def check_fits(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        """Raises TooLongError if such a request can never run, however long it waits."""
+        total = num_prompt_tokens + max_tokens
+        if total > self.config.max_model_len:
+            raise TooLongError(
+                f"{num_prompt_tokens} prompt tokens and {max_tokens} output tokens are more than"
+                f" the context of {self.config.max_model_len} tokens: shorten the prompt or lower"
+                " max_tokens"
+            )
+        capacity = self.max_sequence_tokens()
+        if total > capacity:
+            raise TooLongError(
+                f"{num_prompt_tokens} prompt tokens and {max_tokens} output tokens can never fit"
+                f" the block pool of {capacity} tokens: shorten the prompt, lower max_tokens, or start"
+                " the server with more --kv-memory"
+            )
+
+    def max_sequence_tokens(self) -> int:
+        """The longest sequence that the empty pool holds."""
+        return self.cache.max_tokens(chunk_tokens=self.config.max_num_batched_tokens)
+
+    def add(self, request: Request) -> None:
+        """Take a request in. Raises TooLongError or QueueFullError; then nothing has changed."""
+        self.check_fits(request.num_prompt_tokens, request.stop.max_tokens)
+        if len(self._waiting) >= self.config.max_queue:
+            raise QueueFullError(f"{len(self._waiting)} requests wait already: try again later")
+        assert request.sequence_id not in self._by_id, "a sequence id is used once"
+        assert request.num_tokens > 0, "an empty prompt has nothing to compute"
+        self._by_id[request.sequence_id] = request
+        self._waiting.push(request)
+
+    def abort(self, sequence_id: SequenceId) -> Request | None:
+        """End a request in any state; its blocks are back on return. None if it is not there."""
+        assert self._in_flight is None, "abort is called between steps"
+        request = self._by_id.get(sequence_id)
+        if request is None:
+            return None
+        if request.status is RequestStatus.RUNNING:
+            self._running.remove(request)
+        else:
+            self._waiting.remove(request)
+        self._finish(request, FinishReason.ABORT)
+        self.stats.num_aborted += 1
+        return request
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        if request.table_id is not None:
+            self.cache.release(request.table_id)
+            request.table_id = None
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        del self._by_id[request.sequence_id]
+
+    # ------------------------------------------------------------ plan
+
+    def plan(self, now_ns: int) -> StepPlan | None:
+        """The next step, or None where nothing can be computed."""
+        assert self._in_flight is None, "the last step has not been applied"
+        budget = TokenBudget(main=self.config.max_num_batched_tokens)
+        planned: dict[SequenceId, _Planned] = {}
+        num_preemptions = self.stats.num_preemptions
+        self._running.sort(key=self._order)
+        self._plan_decodes(planned, budget)
+        budget.split(keep_fast_lane=self._has_two_prompts())
+        self._plan_running_prompts(planned, budget)
+        if self.stats.num_preemptions == num_preemptions:
+            self._admit(planned, budget, now_ns)
+        self._use_rest(planned, budget)
+        if not planned:
+            assert not self._running, "running requests must make progress"
+            return None
+        return self._emit(list(planned.values()))
+
+    def _has_two_prompts(self) -> bool:
+        prompts = sum(request.num_missing_tokens > 1 for request in self._running)
+        return prompts + len(self._waiting) > 1
+
+    def _plan_decodes(self, planned: dict[SequenceId, _Planned], budget: TokenBudget) -> None:
+        for request in list(self._running):
+            if request.num_missing_tokens == 1 and request.status is RequestStatus.RUNNING:
+                self._plan_one(request, 1, planned, budget)
+
+    def _plan_running_prompts(
+        self, planned: dict[SequenceId, _Planned], budget: TokenBudget
+    ) -> None:
+        for request in list(self._running):
+            if request.status is not RequestStatus.RUNNING or request.sequence_id in planned:
+                continue
+            fast = self._is_short(request.num_missing_tokens)
+            lane = budget.left if fast else budget.main
+            count = min(request.num_missing_tokens, lane)
+            if count > 0:
+                self._plan_one(request, count, planned, budget, from_fast=fast)
+
+    def _is_short(self, num_missing_tokens: int) -> bool:
+        return num_missing_tokens <= self.config.max_num_batched_tokens
+
+    def _plan_one(
+        self,
+        request: Request,
+        count: int,
+        planned: dict[SequenceId, _Planned],
+        budget: TokenBudget,
+        *,
+        from_fast: bool = False,
+    ) -> bool:
+        """Give a running request ``count`` tokens, preempting behind it as needed."""
+        assert request.table_id is not None
+        while True:
+            copies = self.cache.extend(request.table_id, request.num_computed_tokens + count)
+            if copies is not None:
+                break
+            victim = choose_victim(self._running, request, self._order)
+            if victim is None:
+                if self._running == [request]:
+                    raise AssertionError("a request alone must fit: check_fits is wrong")
+                self._preempt(request, planned, budget)
+                return False
+            self._preempt(victim, planned, budget)
+        budget.take(count, from_fast=from_fast)
+        planned[request.sequence_id] = _Planned(request, count, copies)
+        return True
+
+    def _preempt(
+        self, victim: Request, planned: dict[SequenceId, _Planned], budget: TokenBudget
+    ) -> None:
+        """Release the victim's blocks; it waits at its old place and computes them again."""
+        dropped = planned.pop(victim.sequence_id, None)
+        if dropped is not None:
+            budget.give_back(dropped.count)
+            self.cache.release_copies(dropped.copies)
+        assert victim.table_id is not None
+        self.cache.release(victim.table_id)
+        victim.table_id = None
+        victim.status = RequestStatus.PREEMPTED
+        victim.num_preemptions += 1
+        victim.num_recomputed_tokens += victim.num_computed_tokens
+        victim.num_computed_tokens = 0
+        self.stats.num_preemptions += 1
+        self._running.remove(victim)
+        self._waiting.push(victim)
+
+    def _use_rest(self, planned: dict[SequenceId, _Planned], budget: TokenBudget) -> None:
+        """What the fast lane did not use goes to the prompts in the main lane."""
+        for item in list(planned.values()):
+            request = item.request
+            more = min(request.num_missing_tokens - item.count, budget.left)
+            if more <= 0 or request.table_id is None:
+                continue
+            target = request.num_computed_tokens + item.count + more
+            copies = self.cache.extend(request.table_id, target)
+            if copies is None:
+                return
+            budget.take(more)
+            item.count += more
+            item.copies += copies
+
+    # ------------------------------------------------------------ admission
+
+    def _admit(self, planned: dict[SequenceId, _Planned], budget: TokenBudget, now_ns: int) -> None:
+        reserve = self._blocks_still_needed() if len(self._waiting) else 0
+        for request in list(self._waiting)[:MAX_LOOK_AHEAD]:
+            if len(self._running) >= self.config.max_num_seqs or budget.left == 0:
+                return
+            fast = self._is_short(request.num_missing_tokens)
+            lane = budget.left if fast else budget.main
+            if lane == 0:
+                continue  # a long prompt waits for the main lane; short ones may pass it
+            if not self._try_start(request, reserve, planned, budget, lane, fast, now_ns):
+                return  # too few blocks: nobody overtakes, so that the head cannot starve
+            reserve += self._growth(request)
+
+    def _try_start(
+        self,
+        request: Request,
+        reserve: int,
+        planned: dict[SequenceId, _Planned],
+        budget: TokenBudget,
+        lane: int,
+        fast: bool,
+        now_ns: int,
+    ) -> bool:
+        cache = self.cache
+        match = cache.peek_match(self._matchable(request), request.namespace)
+        fits = cache.can_admit(
+            match,
+            request.num_tokens + 1,
+            reserve_blocks=reserve if self._running else 0,
+            chunk_tokens=self.config.max_num_batched_tokens,
+        )
+        if not fits:
+            return False
+        request.table_id = cache.open(
+            match, request.namespace, is_resumed=request.num_preemptions > 0
+        )
+        self._count_hits(request, match.num_tokens)
+        request.num_computed_tokens = match.num_tokens
+        request.status = RequestStatus.RUNNING
+        if request.first_scheduled_ns is None:
+            request.first_scheduled_ns = now_ns
+        self._waiting.remove(request)
+        self._running.append(request)
+        count = min(request.num_missing_tokens, lane)
+        return self._plan_one(request, count, planned, budget, from_fast=fast)
+
+    def _matchable(self, request: Request) -> IntBuffer:
+        return request.token_ids[:1] if request.skip_cache_read else request.token_ids
+
+    def _count_hits(self, request: Request, num_hit_tokens: int) -> None:
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_hit_tokens
+            self.stats.num_prompt_tokens += request.num_prompt_tokens
+            self.stats.num_hit_tokens += num_hit_tokens
+            return
+        kept = min(num_hit_tokens, request.num_recomputed_tokens)
+        request.num_recomputed_tokens -= kept
+
+    def _blocks_still_needed(self) -> int:
+        return sum(self._growth(request) for request in self._running)
+
+    def _growth(self, request: Request) -> int:
+        """Blocks that a running request will soon need: its known tokens and one block more."""
+        assert request.table_id is not None or request.status is not RequestStatus.RUNNING
+        if request.table_id is None:
+            return 0
+        held = self.cache.num_blocks(request.table_id, GroupId(0))
+        return max(0, ceil_div(request.num_tokens, self.cache.config.block_size) + 1 - held)
+
+    # ------------------------------------------------------------ emit and apply
+
+    def _emit(self, planned: list[_Planned]) -> StepPlan:
+        tables = [item.request.table_id for item in planned]
+        plan = StepPlan(
+            step_id=StepId(self._next_step),
+            sequences=tuple(self._sequence_plan(item) for item in planned),
+            tables=self.cache.block_tables([t for t in tables if t is not None]),
+            copies=tuple(copy for item in planned for copy in item.copies),
+        )
+        self._next_step += 1
+        self.stats.num_steps += 1
+        self._in_flight = plan
+        return plan
+
+    def _sequence_plan(self, item: _Planned) -> SequencePlan:
+        request, count = item.request, item.count
+        start = request.num_computed_tokens
+        end = start + count
+        samples = end == request.num_tokens and request.stop.max_tokens > 0
+        ids = request.token_ids
+        assert request.table_id is not None
+        wants_prompt = request.sampling.prompt_logprobs is not None
+        wants_prompt = wants_prompt and start < request.num_prompt_tokens
+        wants_prompt = wants_prompt and request.num_output_tokens == 0
+        return SequencePlan(
+            sequence_id=request.sequence_id,
+            table_id=request.table_id,
+            start=start,
+            count=count,
+            token_ids=ids[start:end],
+            num_prompt_tokens=request.num_prompt_tokens,
+            sampling=request.sampling if samples else None,
+            history=ids[:] if samples and request.sampling.needs_history else None,
+            prompt_logprobs=request.sampling.prompt_logprobs if wants_prompt else None,
+            next_prompt_token_id=ids[end] if wants_prompt and end < len(ids) else None,
+        )
+
+    def apply(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[SequenceOutput]:
+        """Take in what a step gave: append tokens, publish full blocks, finish, release."""
+        assert self._in_flight is plan, "a plan is applied once, and in order"
+        assert result.step_id == plan.step_id, "the result belongs to another step"
+        self._in_flight = None
+        self.cache.release_copies(plan.copies)
+        return [
+            self._apply_one(part, outcome, now_ns)
+            for part, outcome in zip(plan.sequences, result.sequences, strict=True)
+        ]
+
+    def fail(self, plan: StepPlan, error: Exception) -> list[SequenceOutput]:
+        """The step did not run: its requests end with an error, nothing of it is published."""
+        assert self._in_flight is plan, "a plan is failed once"
+        self._in_flight = None
+        self.cache.release_copies(plan.copies)
+        words = f"the step failed: {type(error).__name__}: {error}"
+        outcomes = [SequenceResult(part.sequence_id, None, error=words) for part in plan.sequences]
+        return [self._apply_one(p, o, 0) for p, o in zip(plan.sequences, outcomes, strict=True)]
+
+    def _apply_one(
+        self, part: SequencePlan, outcome: SequenceResult, now_ns: int
+    ) -> SequenceOutput:
+        request = self._by_id[part.sequence_id]
+        assert request.table_id is not None
+        request.num_computed_tokens += part.count
+        if outcome.error is None:
+            self._commit(request, part)
+        if outcome.token_id is not None:
+            request.token_ids.append(outcome.token_id)
+            self.stats.num_output_tokens += 1
+            if request.first_token_ns is None:
+                request.first_token_ns = now_ns
+        reason = FinishReason.ERROR if outcome.error else self._why_finished(request, outcome)
+        if reason is not None:
+            self._running.remove(request)
+            self._finish(request, reason)
+            self.stats.num_finished += 1
+        return SequenceOutput(
+            request,
+            outcome.token_id,
+            outcome.logprobs,
+            outcome.prompt_logprobs,
+            reason,
+            outcome.error,
+        )
+
+    def _commit(self, request: Request, part: SequencePlan) -> None:
+        """Publish when a block filled up; a decode inside a block has nothing to say."""
+        assert request.table_id is not None
+        block_size = self.cache.config.block_size
+        if part.start // block_size != request.num_computed_tokens // block_size:
+            self.cache.commit(request.table_id, request.token_ids, request.num_computed_tokens)
+
+    def _why_finished(self, request: Request, outcome: SequenceResult) -> FinishReason | None:
+        if outcome.token_id is None:
+            if request.num_missing_tokens == 0:  # a prompt scored, nothing to generate
+                return FinishReason.LENGTH
+            return None
+        if outcome.token_id in request.stop.stop_token_ids:
+            request.stop_token_id = outcome.token_id
+            return FinishReason.STOP
+        if request.num_output_tokens >= request.stop.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def check_integrity(self) -> None:
+        """At idle every block is back. Raises IntegrityError."""
+        self.cache.check_integrity()
+        for request in self._running:
+            assert request.table_id is not None, f"{request.request_id} runs without a table"
+        for request in self._waiting:
+            assert request.table_id is None, f"{request.request_id} waits with a table"

@@ -1,0 +1,1 @@
+"""Floor 7: the HTTP face. Parses, calls the engine, writes; decides nothing about the cache."""

@@ -1,0 +1,244 @@
+"""Routes. Each parses, asks the engine and writes; no logic of the cache lives here."""
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from pagemill.core.config import ServerConfig
+from pagemill.core.errors import PagemillError, RequestError
+from pagemill.engine.engine import Engine, Generate
+from pagemill.models.template import ChatTemplate
+from pagemill.server.answers import Answers
+from pagemill.server.chat import Chat
+from pagemill.server.completions import Completions
+from pagemill.server.convert import Converter
+from pagemill.server.errors import HttpError, error_response
+from pagemill.server.metrics import Metrics
+from pagemill.server.protocol import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+    message_values,
+    parse,
+    unknown_fields,
+)
+from pagemill.server.stream import EventStream, PieceStreams, or_gone
+
+LOG = logging.getLogger("pagemill.server")
+MAX_BODY_BYTES = 64 << 20
+QUICK_BODY_BYTES = 16 << 10
+"""Bodies up to this size are tokenized in the server's own thread."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+Made = TypeVar("Made")
+
+
+class App:
+    """The HTTP application over one engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        template: ChatTemplate | None,
+        config: ServerConfig,
+        metrics: Metrics,
+        *,
+        model_names: tuple[str, ...],
+        max_model_len: int,
+    ) -> None:
+        assert engine.tokenizer is not None, "a server needs a tokenizer"
+        self._engine = engine
+        self._tokenizer = engine.tokenizer
+        self._config = config
+        self._metrics = metrics
+        self._names = model_names
+        self._max_model_len = max_model_len
+        self._started = int(time.time())
+        self._converter = Converter(engine.tokenizer, template, max_model_len)
+
+    def asgi(self) -> Starlette:
+        """The application; every error leaves in the OpenAI shape."""
+        guard = self._guard
+        routes = [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/v1/models", guard(self.models), methods=["GET"]),
+            Route("/v1/models/{name:path}", guard(self.model), methods=["GET"]),
+            Route("/v1/chat/completions", guard(self.chat), methods=["POST"]),
+            Route("/v1/completions", guard(self.completions), methods=["POST"]),
+            Route("/tokenize", guard(self.tokenize), methods=["POST"]),
+            Route("/detokenize", guard(self.detokenize), methods=["POST"]),
+        ]
+        handlers: Any = {HTTPException: _http_error, Exception: _any_error}
+        return Starlette(routes=routes, exception_handlers=handlers)
+
+    def _guard(self, handler: Handler) -> Handler:
+        """Check the API key, and turn exceptions of pagemill into answers."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                self._check_key(request)
+                return await handler(request)
+            except PagemillError as error:
+                return error_response(error)
+
+        return guarded
+
+    def _check_key(self, request: Request) -> None:
+        keys = self._config.api_keys
+        if not keys:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        given_bytes = given.strip().encode("utf-8", "replace")
+        known = [hmac.compare_digest(given_bytes, key.encode()) for key in keys]
+        if scheme.lower() != "bearer" or not any(known):
+            raise HttpError(
+                401,
+                "wrong or missing API key: send Authorization: Bearer KEY",
+                "authentication_error",
+                "invalid_api_key",
+            )
+
+    # ------------------------------------------------------------ small routes
+
+    async def health(self, request: Request) -> Response:
+        """200 while the engine runs, 503 when it drains or its thread has ended."""
+        ok = self._engine.is_alive and not self._engine.is_draining
+        return JSONResponse({"status": "ok" if ok else "unavailable"}, 200 if ok else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._metrics.render(), media_type="text/plain; version=0.0.4")
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model(n) for n in self._names]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self._check_model(name)
+        return JSONResponse(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "pagemill",
+            "root": self._names[0],
+            "max_model_len": self._max_model_len,
+        }
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name not in self._names:
+            raise HttpError(
+                404,
+                f"there is no model {name!r} here; this server has {', '.join(self._names)}",
+                "invalid_request_error",
+                "model_not_found",
+            )
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await self._body(request, TokenizeBody)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("give prompt or messages, and not both", "prompt")
+
+        def work() -> list[int]:
+            if body.messages is not None:
+                return self._converter.chat_prompt(
+                    message_values(body.messages), body.tools, body.add_generation_prompt
+                )
+            return self._converter.encode(
+                body.prompt or "", add_special_tokens=body.add_special_tokens
+            )
+
+        ids = await self._in_thread(work, request)
+        value = {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids}
+        if body.return_token_strs:
+            value["token_strs"] = [self._tokenizer.token_text(i) for i in ids]
+        return JSONResponse(value)
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await self._body(request, DetokenizeBody)
+        self._converter.check_ids(body.tokens, "tokens")
+        text = self._tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return JSONResponse({"prompt": text})
+
+    # ------------------------------------------------------------ completions
+
+    async def completions(self, request: Request) -> Response:
+        body = await self._body(request, CompletionBody)
+        asks = await self._in_thread(lambda: self._converter.completion(body), request)
+        answers = Answers("text", body.model or self._names[0], self._tokenizer)
+        maker = Completions(body, asks, answers, self._tokenizer)
+        return await self._answer(request, asks, bool(body.stream), maker)
+
+    async def chat(self, request: Request) -> Response:
+        body = await self._body(request, ChatBody)
+        ask = await self._in_thread(lambda: self._converter.chat(body), request)
+        answers = Answers("chat", body.model or self._names[0], self._tokenizer)
+        return await self._answer(request, [ask], bool(body.stream), Chat(body, answers))
+
+    async def _answer(
+        self, request: Request, asks: list[Generate], stream: bool, maker: Chat | Completions
+    ) -> Response:
+        streams = PieceStreams(self._engine, asks)
+        if stream:
+            return EventStream(maker.events(streams), streams.close)
+        try:
+
+            async def work() -> Response:
+                return JSONResponse(await maker.whole(streams))
+
+            return await or_gone(request, work())
+        finally:
+            streams.close()
+
+    async def _body(self, request: Request, kind: type[Body]) -> Body:
+        """The parsed body. The model's name is checked, unknown fields are counted."""
+        body = parse(await _read(request), kind)
+        self._check_model(getattr(body, "model", None))
+        for name in unknown_fields(body):
+            self._metrics.count(self._metrics.unknown_fields, self._metrics.field_label(name))
+        return body
+
+    @staticmethod
+    async def _in_thread(work: Callable[[], Made], request: Request) -> Made:
+        """Tokenize long texts beside the server's own thread, so that streams go on."""
+        length = int(request.headers.get("content-length") or MAX_BODY_BYTES)
+        if length <= QUICK_BODY_BYTES:
+            return work()
+        return await asyncio.to_thread(work)
+
+
+async def _read(request: Request) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise HttpError(
+                413, f"the body is over {MAX_BODY_BYTES >> 20} MiB", "invalid_request_error"
+            )
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = {404: f"there is no {request.url.path} here", 405: f"{request.method} is not allowed"}
+    message = words.get(error.status_code, str(error.detail))
+    return error_response(HttpError(error.status_code, message, "invalid_request_error"))
+
+
+async def _any_error(request: Request, error: Exception) -> Response:
+    LOG.error("%s failed", request.url.path, exc_info=error)
+    return error_response(error)
