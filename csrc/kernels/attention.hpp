@@ -1,0 +1,22 @@
+// One attention call over a mix of sequences: cut into row tiles, shared among threads.
+#pragma once
+
+#include "kernels/kernel_table.hpp"
+
+namespace pagemill {
+
+// Sequences of a call. Tokens [query_start[i], query_start[i + 1]) of q belong to sequence i and
+// stand at context_start[i] and after; its block ids are [indptr[i], indptr[i + 1]).
+struct SequenceBatch {
+    int64_t num_sequences;
+    const int32_t *query_start, *context_start, *block_ids, *indptr;
+};
+
+// Words on what is wrong with the batch, or nullptr. Nothing outside the arena can be read after
+// it.
+const char *check_batch(const SequenceBatch &batch, const KvView &kv, int64_t num_tokens,
+                        int64_t num_block_ids);
+
+void paged_attention(const AttentionCall &call, const SequenceBatch &batch);
+
+}  // namespace pagemill

@@ -1,0 +1,143 @@
+// The register tiles of attention: up to kMaxRows query rows against token groups of K and V.
+//
+// Every score and every output sums its products in one fixed order, one accumulator each, whatever
+// the number of rows or groups handled together. So a row's numbers do not depend on its
+// neighbours.
+#pragma once
+
+#include "kernels/kv_lines.hpp"
+
+namespace pagemill::PAGEMILL_ISA {
+
+// How many rows of 16 fit beside each other in registers: enough independent sums to hide the
+// latency of the multiply-add, few enough not to spill.
+template <int kRows>
+constexpr int side_by_side() {
+    constexpr int budget = (kVectorRegisters == 32 ? 24 : 12) / (kRows * kParts);
+    return budget >= 4 ? 4 : budget >= 2 ? 2 : 1;
+}
+
+// scores[r][b * 16 + t] = sum over c of q[r][c] * K[b][c][t]. `ahead` are lines to fetch meanwhile.
+template <typename Lines, bool kAhead, int kRows, int kGroups>
+static inline void score_tile(const float *q, int64_t dim, const uint8_t *const *k,
+                              const uint8_t *const *ahead, float *scores) {
+    Row acc[kRows][kGroups] = {};
+    for (int64_t pair = 0; pair < dim / 2; ++pair) {
+        for (int b = 0; b < kGroups; ++b) {
+            const int64_t offset = pair * Lines::kPairBytes;
+            const RowPair keys = Lines::load_pair(k[b] + offset);
+            if constexpr (kAhead) {
+                for (int i = 0; i < Lines::kPairBytes; i += 64) prefetch(ahead[b] + offset + i);
+            }
+            for (int r = 0; r < kRows; ++r) {
+                const Vec even = broadcast(q[r * dim + 2 * pair]);
+                const Vec odd = broadcast(q[r * dim + 2 * pair + 1]);
+                for (int i = 0; i < kParts; ++i) {
+                    acc[r][b].part[i] = fma(even, keys.even.part[i], acc[r][b].part[i]);
+                    acc[r][b].part[i] = fma(odd, keys.odd.part[i], acc[r][b].part[i]);
+                }
+            }
+        }
+    }
+    for (int r = 0; r < kRows; ++r) {
+        for (int b = 0; b < kGroups; ++b) {
+            store_row(scores + r * kStepTokens + b * kGroupTokens, acc[r][b]);
+        }
+    }
+}
+
+template <typename Lines, bool kAhead, int kRows>
+static void score_rows(const float *q, int64_t dim, const uint8_t *const *k,
+                       const uint8_t *const *ahead, int num_groups, float *scores) {
+    constexpr int kWide = side_by_side<kRows>();
+    int b = 0;
+    for (; b + kWide <= num_groups; b += kWide) {
+        score_tile<Lines, kAhead, kRows, kWide>(q, dim, k + b, ahead + b,
+                                                scores + b * kGroupTokens);
+    }
+    for (; b < num_groups; ++b) {
+        score_tile<Lines, kAhead, kRows, 1>(q, dim, k + b, ahead + b, scores + b * kGroupTokens);
+    }
+}
+
+// out[r][16 channels each] += sum over tokens of p[r][t] * V[t][channels], tokens in order.
+template <typename Lines, bool kAhead, int kRows, int kColumns>
+static inline void value_tile(const float *p, const uint8_t *const *v, const uint8_t *const *ahead,
+                              int num_groups, int64_t column, float *out, int64_t dim) {
+    constexpr int64_t kColumnBytes = kValuePairs * Lines::kPairBytes;
+    Row acc[kRows][kColumns];
+    for (int r = 0; r < kRows; ++r) {
+        for (int c = 0; c < kColumns; ++c) acc[r][c] = load_row(out + r * dim + (column + c) * 16);
+    }
+    for (int b = 0; b < num_groups; ++b) {
+        for (int pair = 0; pair < kValuePairs; ++pair) {
+            for (int c = 0; c < kColumns; ++c) {
+                const int64_t offset = (column + c) * kColumnBytes + pair * Lines::kPairBytes;
+                const RowPair values = Lines::load_pair(v[b] + offset);
+                if constexpr (kAhead) {
+                    for (int i = 0; i < Lines::kPairBytes; i += 64) prefetch(ahead[b] + offset + i);
+                }
+                for (int r = 0; r < kRows; ++r) {
+                    const float *weights = p + r * kStepTokens + b * kGroupTokens + 2 * pair;
+                    const Vec even = broadcast(weights[0]), odd = broadcast(weights[1]);
+                    for (int i = 0; i < kParts; ++i) {
+                        acc[r][c].part[i] = fma(even, values.even.part[i], acc[r][c].part[i]);
+                        acc[r][c].part[i] = fma(odd, values.odd.part[i], acc[r][c].part[i]);
+                    }
+                }
+            }
+        }
+    }
+    for (int r = 0; r < kRows; ++r) {
+        for (int c = 0; c < kColumns; ++c) store_row(out + r * dim + (column + c) * 16, acc[r][c]);
+    }
+}
+
+template <typename Lines, bool kAhead, int kRows>
+static void value_rows(const float *p, const uint8_t *const *v, const uint8_t *const *ahead,
+                       int num_groups, int64_t first, int64_t end, float *out, int64_t dim) {
+    constexpr int kWide = side_by_side<kRows>();
+    int64_t column = first;
+    for (; column + kWide <= end; column += kWide) {
+        value_tile<Lines, kAhead, kRows, kWide>(p, v, ahead, num_groups, column, out, dim);
+    }
+    for (; column < end; ++column) {
+        value_tile<Lines, kAhead, kRows, 1>(p, v, ahead, num_groups, column, out, dim);
+    }
+}
+
+using ScoreFn = void (*)(const float *, int64_t, const uint8_t *const *, const uint8_t *const *,
+                         int, float *);
+using ValueFn = void (*)(const float *, const uint8_t *const *, const uint8_t *const *, int,
+                         int64_t, int64_t, float *, int64_t);
+
+// The register tiles of one format by number of rows.
+struct MicroKernels {
+    int max_rows;
+    ScoreFn score[7];
+    ValueFn value[7];
+};
+
+template <typename Lines, bool kAhead>
+static MicroKernels micro_kernels() {
+    MicroKernels kernels = {Lines::kMaxRows, {}, {}};
+    kernels.score[1] = score_rows<Lines, kAhead, 1>;
+    kernels.value[1] = value_rows<Lines, kAhead, 1>;
+    kernels.score[2] = score_rows<Lines, kAhead, 2>;
+    kernels.value[2] = value_rows<Lines, kAhead, 2>;
+    if constexpr (Lines::kMaxRows >= 4) {
+        kernels.score[3] = score_rows<Lines, kAhead, 3>;
+        kernels.value[3] = value_rows<Lines, kAhead, 3>;
+        kernels.score[4] = score_rows<Lines, kAhead, 4>;
+        kernels.value[4] = value_rows<Lines, kAhead, 4>;
+    }
+    if constexpr (Lines::kMaxRows >= 6) {
+        kernels.score[5] = score_rows<Lines, kAhead, 5>;
+        kernels.value[5] = value_rows<Lines, kAhead, 5>;
+        kernels.score[6] = score_rows<Lines, kAhead, 6>;
+        kernels.value[6] = value_rows<Lines, kAhead, 6>;
+    }
+    return kernels;
+}
+
+}  // namespace pagemill::PAGEMILL_ISA

@@ -1,0 +1,101 @@
+// What the kernels share across instruction sets: plain structures and the table of entry points.
+#pragma once
+
+#include <cstdint>
+
+namespace pagemill {
+
+constexpr int kGroupTokens = 16;  // tokens that a number format codes together
+constexpr int kStepTokens = 64;   // tokens of one softmax step
+constexpr int kStepGroups = kStepTokens / kGroupTokens;
+constexpr int kSegmentTokens = 512;  // tokens of one partial softmax; splits fall on its borders
+constexpr int kTileRows = 48;        // query rows (tokens x query heads of a KV head) of a tile
+
+enum class KvFormat : int { kFp32, kBf16 };
+
+// One layer of one layer group: tiles [N], each [K heads][B / 16 token groups], each K then V.
+//   fp32: K [D][16 tokens], V [D / 16][16 tokens][16 channels]
+//   bf16: K [D / 2][16 tokens][2], V [D / 16][8 token pairs][16 channels][2]
+struct KvView {
+    uint8_t *base;
+    int64_t num_blocks;
+    int num_kv_heads, head_dim, block_size;
+    KvFormat format;
+    int64_t k_bytes, group_bytes, tile_bytes;  // K of a token group, K and V of it, a whole tile
+};
+
+// One attention call over one layer. Rows of q and out lie `*_stride` floats apart.
+struct AttentionCall {
+    KvView kv;
+    const float *q;
+    float *out;
+    int64_t q_stride, out_stride;
+    int num_heads;
+    float scale, softcap;  // softcap 0: none
+    int64_t window;        // 0: none
+};
+
+// Query tokens of one sequence for one KV head.
+struct RowTile {
+    const int32_t *table;  // block ids of the sequence
+    int64_t first_token;   // row of q
+    int64_t num_tokens;
+    int64_t position;  // of the first token in its sequence
+    int kv_head;
+};
+
+// A token range of K and V to store. A slot is block id * B + offset. Rows of k and v lie
+// `*_stride` floats apart, the heads of a token D floats.
+struct KvWrite {
+    KvView kv;
+    const float *k, *v;
+    int64_t k_stride, v_stride;
+    const int32_t *slots;
+};
+
+// Rotation of q and k, in place, before the write. The table holds [cos | sin] rows of `rotary_dim`
+// floats. Norm weights [D] are null where heads are not normalized.
+struct Rotation {
+    float *q, *k;
+    int64_t stride;  // floats from token to token
+    int num_heads, num_kv_heads, head_dim, rotary_dim;
+    const float *table;
+    const int32_t *positions;
+    const float *q_norm, *k_norm;
+    float norm_eps;
+};
+
+enum class Activation : int { kSilu, kGeluTanh };
+
+struct KernelTable {
+    const char *name;
+    int64_t (*attention_scratch_floats)(const AttentionCall &call, int64_t num_rows);
+    int64_t (*partial_floats)(const AttentionCall &call, int64_t num_rows);
+    // Segments [first, end) of a tile. partials null: all of its segments, result to `out`; else
+    // one partial a segment.
+    void (*attend)(const AttentionCall &call, const RowTile &tile, int64_t first, int64_t end,
+                   float *partials, float *scratch);
+    void (*merge)(const AttentionCall &call, const RowTile &tile, float *partials, int64_t count);
+    void (*write_kv)(const KvWrite &write, int64_t begin, int64_t end);
+    void (*rotate)(const Rotation &rotation, int64_t begin, int64_t end);
+    // Rows [begin, end) of [T, n]; gate_up [T, 2n]; output rows are contiguous.
+    void (*rms_norm)(const float *x, const float *weight, float eps, int64_t n, float *out,
+                     int64_t begin, int64_t end);
+    void (*activate)(Activation kind, const float *gate_up, int64_t n, float *out, int64_t begin,
+                     int64_t end);
+    // out = x [T, K] w [N, K]^T for rows [begin, end) of w.
+    int64_t (*linear_pack_floats)(int64_t num_tokens, int64_t k);
+    void (*linear_pack)(const float *x, int64_t x_stride, int64_t num_tokens, int64_t k,
+                        float *packed);
+    void (*linear_bf16)(const float *packed, int64_t num_tokens, const uint16_t *w, int64_t k,
+                        float *out, int64_t out_stride, int64_t begin, int64_t end);
+    void (*widen_bf16)(const uint16_t *in, float *out, int64_t count);
+};
+
+// The best table for this processor, or the one chosen by set_isa.
+const KernelTable &kernels();
+bool set_isa(const char *name);  // portable, avx2, avx512, or auto; false where it cannot run here
+const char *isa_name();
+const char *available_isa(int index);  // those that can run here, best first; nullptr behind them
+
+}  // namespace pagemill

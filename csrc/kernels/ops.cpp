@@ -1,0 +1,81 @@
+#include "kernels/ops.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/scratch.hpp"
+#include "thread_pool.hpp"
+
+namespace pagemill {
+namespace {
+
+// fn(begin, end) over pieces of [0, count) of about `piece` each: what is below is not worth a
+// thread.
+template <typename Fn>
+void in_pieces(int64_t count, int64_t piece, const Fn &fn) {
+    piece = std::max<int64_t>(1, piece);
+    parallel_for((count + piece - 1) / piece,
+                 [&](int64_t i) { fn(i * piece, std::min(count, (i + 1) * piece)); });
+}
+
+constexpr int64_t kPieceFloats = 16384;
+
+}  // namespace
+
+void write_kv(const KvWrite &write, int64_t num_tokens) {
+    const int64_t width = int64_t{write.kv.num_kv_heads} * write.kv.head_dim;
+    in_pieces(num_tokens, kPieceFloats / width,
+              [&](int64_t begin, int64_t end) { kernels().write_kv(write, begin, end); });
+}
+
+void rotate_and_write(const Rotation &rotation, const KvWrite &write, int64_t num_tokens) {
+    const int64_t width =
+        int64_t{rotation.num_heads + 2 * rotation.num_kv_heads} * rotation.head_dim;
+    in_pieces(num_tokens, kPieceFloats / width, [&](int64_t begin, int64_t end) {
+        kernels().rotate(rotation, begin, end);
+        kernels().write_kv(write, begin, end);
+    });
+}
+
+void copy_blocks(const KvView &kv, int64_t num_layers, int64_t layer_bytes, const int64_t *pairs,
+                 int64_t num_pairs) {
+    parallel_for(num_layers, [&](int64_t layer) {
+        uint8_t *base = kv.base + layer * layer_bytes;
+        for (int64_t i = 0; i < num_pairs; ++i) {
+            std::memmove(base + pairs[2 * i + 1] * kv.tile_bytes,
+                         base + pairs[2 * i] * kv.tile_bytes, static_cast<size_t>(kv.tile_bytes));
+        }
+    });
+}
+
+void rms_norm(const float *x, const float *weight, float eps, int64_t n, float *out,
+              int64_t num_tokens) {
+    in_pieces(num_tokens, kPieceFloats / std::max<int64_t>(1, n), [&](int64_t begin, int64_t end) {
+        kernels().rms_norm(x, weight, eps, n, out, begin, end);
+    });
+}
+
+void activate(Activation kind, const float *gate_up, int64_t n, float *out, int64_t num_tokens) {
+    in_pieces(num_tokens, kPieceFloats / std::max<int64_t>(1, n), [&](int64_t begin, int64_t end) {
+        kernels().activate(kind, gate_up, n, out, begin, end);
+    });
+}
+
+void linear_bf16(const float *x, int64_t x_stride, int64_t num_tokens, const uint16_t *w,
+                 int64_t num_rows, int64_t k, float *out) {
+    float *packed = caller_scratch(kernels().linear_pack_floats(num_tokens, k));
+    kernels().linear_pack(x, x_stride, num_tokens, k, packed);
+    const int64_t share = (num_rows + 4 * num_threads() - 1) / (4 * num_threads());
+    const int64_t piece = (std::clamp<int64_t>(share, 24, 1536) + 23) / 24 * 24;
+    in_pieces(num_rows, piece, [&](int64_t begin, int64_t end) {
+        kernels().linear_bf16(packed, num_tokens, w, k, out, num_rows, begin, end);
+    });
+}
+
+void widen_bf16(const uint16_t *in, float *out, int64_t count) {
+    in_pieces(count, 1 << 16, [&](int64_t begin, int64_t end) {
+        kernels().widen_bf16(in + begin, out + begin, end - begin);
+    });
+}
+
+}  // namespace pagemill

@@ -1,0 +1,1 @@
+"""Floor 2: KV layout and formats, attention, sampling. Torch starts here."""
