@@ -9,7 +9,8 @@ from pagemill import CacheConfig, CacheManager, LayerGroup
 from pagemill.core.request import Request, SamplingParams, StopParams
 from pagemill.core.step import StepPlan
 from pagemill.core.types import RequestId, SequenceId
-from pagemill.sched.scheduler import Scheduler, SchedulerConfig, SequenceOutput
+from pagemill.sched.scheduler import Scheduler
+from pagemill.sched.values import SchedulerConfig, SequenceOutput
 
 
 class Bench:

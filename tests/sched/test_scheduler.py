@@ -7,7 +7,7 @@ from model.scheduler_bench import Bench, output_of
 from pagemill.core.errors import ConfigError, QueueFullError, TooLongError
 from pagemill.core.request import FinishReason, RequestStatus
 from pagemill.core.units import ceil_div
-from pagemill.sched.scheduler import SchedulerConfig
+from pagemill.sched.values import SchedulerConfig
 
 
 def prompt(length: int, first: int = 0) -> list[int]:

@@ -21,7 +21,8 @@ from pagemill.core.types import RequestId, SequenceId
 from pagemill.engine.loop import EngineLoop, Inbox, Step
 from pagemill.engine.text import StopStrings, check_stop_strings
 from pagemill.models.tokenizer import IncrementalDetokenizer, Tokenizer
-from pagemill.sched.scheduler import Scheduler, SequenceOutput
+from pagemill.sched.scheduler import Scheduler
+from pagemill.sched.values import SequenceOutput
 
 LOG = logging.getLogger("pagemill.engine")
 IDLE_WAIT_S = 0.5
