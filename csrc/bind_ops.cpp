@@ -63,12 +63,15 @@ nb::list available_isas() {
 }  // namespace
 
 void bind_ops(nb::module_ &m) {
-    m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"));
-    m.def("silu_mul", &activate<pagemill::Activation::kSilu>, nb::arg("gate_up"), nb::arg("out"));
-    m.def("gelu_tanh_mul", &activate<pagemill::Activation::kGeluTanh>, nb::arg("gate_up"),
-          nb::arg("out"));
-    m.def("linear_bf16", &linear_bf16, nb::arg("x"), nb::arg("weight"), nb::arg("out"));
-    m.def("widen_bf16", &widen_bf16, nb::arg("values"), nb::arg("out"));
+    m.def("rms_norm", &rms_norm, nb::arg("x").noconvert(), nb::arg("weight").noconvert(),
+          nb::arg("eps"), nb::arg("out").noconvert());
+    m.def("silu_mul", &activate<pagemill::Activation::kSilu>, nb::arg("gate_up").noconvert(),
+          nb::arg("out").noconvert());
+    m.def("gelu_tanh_mul", &activate<pagemill::Activation::kGeluTanh>,
+          nb::arg("gate_up").noconvert(), nb::arg("out").noconvert());
+    m.def("linear_bf16", &linear_bf16, nb::arg("x").noconvert(), nb::arg("weight").noconvert(),
+          nb::arg("out").noconvert());
+    m.def("widen_bf16", &widen_bf16, nb::arg("values").noconvert(), nb::arg("out").noconvert());
     m.def("set_isa", &pagemill::set_isa, nb::arg("name"));
     m.def("isa_name", &pagemill::isa_name);
     m.def("available_isas", &available_isas);

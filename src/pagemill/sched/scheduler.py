@@ -134,8 +134,8 @@ class Scheduler:
         if total > capacity:
             raise TooLongError(
                 f"{num_prompt_tokens} prompt tokens and {max_tokens} output tokens can never fit"
-                f" the block pool of {capacity} tokens: shorten the prompt, lower max_tokens, or start"
-                " the server with more --kv-memory"
+                f" the block pool of {capacity} tokens: shorten the prompt, lower max_tokens, or"
+                " start the server with more --kv-memory"
             )
 
     def max_sequence_tokens(self) -> int:
@@ -258,6 +258,7 @@ class Scheduler:
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
         victim.num_recomputed_tokens += victim.num_computed_tokens
+        self.stats.num_recomputed_tokens += victim.num_computed_tokens
         victim.num_computed_tokens = 0
         self.stats.num_preemptions += 1
         self._running.remove(victim)
@@ -330,6 +331,7 @@ class Scheduler:
         return request.token_ids[:1] if request.skip_cache_read else request.token_ids
 
     def _count_hits(self, request: Request, num_hit_tokens: int) -> None:
+        """A first admission counts hits; a return only lessens what must be computed again."""
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_hit_tokens
             self.stats.num_prompt_tokens += request.num_prompt_tokens
@@ -337,6 +339,7 @@ class Scheduler:
             return
         kept = min(num_hit_tokens, request.num_recomputed_tokens)
         request.num_recomputed_tokens -= kept
+        self.stats.num_recomputed_tokens -= kept
 
     def _blocks_still_needed(self) -> int:
         return sum(self._growth(request) for request in self._running)
