@@ -76,6 +76,7 @@ nb::object gguf_block(const std::string &type_name) {
 
 void bind_gguf(nb::module_ &m) {
     m.def("gguf_strings", &gguf_strings, nb::arg("buffer"), nb::arg("offset"), nb::arg("count"));
-    m.def("gguf_decode", &gguf_decode, nb::arg("type"), nb::arg("data"), nb::arg("out"));
+    m.def("gguf_decode", &gguf_decode, nb::arg("type"), nb::arg("data"),
+          nb::arg("out").noconvert());
     m.def("gguf_block", &gguf_block, nb::arg("type"));
 }

@@ -189,13 +189,17 @@ void bind_kv(nb::module_ &m) {
              nb::arg("block_size"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
              nb::arg("kv_format"))
         .def_prop_ro("tile_bytes", &KvArena::tile_bytes)
-        .def("write", &KvArena::write, nb::arg("layer"), nb::arg("k"), nb::arg("v"),
-             nb::arg("slots"))
-        .def("rotate_and_write", &KvArena::rotate_and_write, nb::arg("layer"), nb::arg("qkv"),
-             nb::arg("table"), nb::arg("positions"), nb::arg("slots"), nb::arg("query_norm").none(),
-             nb::arg("key_norm").none(), nb::arg("eps"))
-        .def("copy_blocks", &KvArena::copy_blocks, nb::arg("pairs"))
-        .def("attention", &KvArena::attention, nb::arg("layer"), nb::arg("q"), nb::arg("out"),
-             nb::arg("query_start"), nb::arg("context_start"), nb::arg("block_ids"),
-             nb::arg("indptr"), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"));
+        .def("write", &KvArena::write, nb::arg("layer"), nb::arg("k").noconvert(),
+             nb::arg("v").noconvert(), nb::arg("slots").noconvert())
+        .def("rotate_and_write", &KvArena::rotate_and_write, nb::arg("layer"),
+             nb::arg("qkv").noconvert(), nb::arg("table").noconvert(),
+             nb::arg("positions").noconvert(), nb::arg("slots").noconvert(),
+             nb::arg("query_norm").noconvert().none(), nb::arg("key_norm").noconvert().none(),
+             nb::arg("eps"))
+        .def("copy_blocks", &KvArena::copy_blocks, nb::arg("pairs").noconvert())
+        .def("attention", &KvArena::attention, nb::arg("layer"), nb::arg("q").noconvert(),
+             nb::arg("out").noconvert(), nb::arg("query_start").noconvert(),
+             nb::arg("context_start").noconvert(), nb::arg("block_ids").noconvert(),
+             nb::arg("indptr").noconvert(), nb::arg("scale"), nb::arg("window"),
+             nb::arg("softcap"));
 }

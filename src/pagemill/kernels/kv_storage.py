@@ -67,7 +67,8 @@ class KVStorage:
         native = _native.KvArena(
             arena.data_ptr(),
             arena.nbytes,
-            *arena.shape[:2],
+            arena.shape[0],
+            arena.shape[1],
             layout.block_size,
             layout.num_kv_heads,
             layout.head_dim,

@@ -114,7 +114,8 @@ class _Reader:
             return [self.value(kind, what, depth + 1) for _ in range(count)]
         values = np.frombuffer(self.data, np.dtype(form), count, self.position)
         self.position += values.nbytes
-        return values.tolist()
+        numbers: list[object] = values.tolist()
+        return numbers
 
 
 class GgufFile:

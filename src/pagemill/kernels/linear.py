@@ -1,0 +1,39 @@
+"""x W^T + b in float32, for float32 and bfloat16 weights."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pagemill import _native
+
+FEW_TOKENS = 32
+"""Up to so many rows the compiled product reads bfloat16 weights directly. It needs half the bytes
+of float32; for more rows the weight is widened once and torch's float32 product is faster."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """float32 [T, N] of ``x`` float32 [T, K], ``weight`` [N, K] and ``bias`` float32 [N].
+
+    With bfloat16 weights and at most ``FEW_TOKENS`` rows a row's result does not depend on the
+    others; torch's products round differently with the number of rows.
+    """
+    if weight.dtype != torch.bfloat16:
+        return functional.linear(x, weight, bias)
+    if x.shape[0] > FEW_TOKENS:
+        return functional.linear(x, widen(weight), bias)
+    out = linear_bf16(x, weight)
+    return out if bias is None else out.add_(bias)
+
+
+def linear_bf16(x: Tensor, weight: Tensor) -> Tensor:
+    """float32 [T, N] of float32 [T, K] and bfloat16 [N, K], both contiguous; meant for small T."""
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    _native.linear_bf16(x, weight, out)
+    return out
+
+
+def widen(weight: Tensor) -> Tensor:
+    """bfloat16 [N, K] as float32 [N, K]."""
+    out = weight.new_empty(weight.shape, dtype=torch.float32)
+    _native.widen_bf16(weight, out)
+    return out

@@ -1,0 +1,146 @@
+"""Fused steps and products against plain torch."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from kv_case import ISAS
+from torch.nn import functional
+
+from pagemill import _native
+from pagemill.core.layers import CacheConfig, LayerGroup
+from pagemill.kernels.fused import gelu_tanh_mul, rms_norm, rope_and_write, silu_mul
+from pagemill.kernels.kv_storage import KVStorage
+from pagemill.kernels.linear import linear, linear_bf16, widen
+
+
+@pytest.fixture(params=ISAS, autouse=True)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _native.isa_name()
+    assert _native.set_isa(request.param)
+    yield request.param
+    _native.set_isa(before)
+
+
+def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+@pytest.mark.parametrize("shape", [(1, 576), (7, 640), (300, 33), (2, 5), (0, 16)])
+def test_rms_norm(shape: tuple[int, int]) -> None:
+    x, weight = torch.randn(shape) * 3, torch.randn(shape[1])
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), plain_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("shape", [(1, 1536), (5, 100), (200, 33), (1, 3), (0, 8)])
+def test_activations(shape: tuple[int, int]) -> None:
+    gate_up = torch.randn(shape[0], 2 * shape[1]) * 10
+    gate_up[:, :1] = 1000.0
+    gate_up[:, 1:2] = -1000.0
+    gate, up = gate_up.chunk(2, 1)
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(silu_mul(gate_up), functional.silu(gate) * up, **near)
+    want = functional.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(gelu_tanh_mul(gate_up), want, **near)
+
+
+def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("dim", "rotary_dim"), [(64, 64), (16, 16), (48, 20), (256, 256)])
+def test_rope_and_write(normed: bool, dim: int, rotary_dim: int) -> None:
+    storage = KVStorage(CacheConfig((LayerGroup("g", (4, 5)),), (9,), 32), "fp32", 2, dim)
+    num_tokens = 70
+    qkv = torch.randn(num_tokens, 6 + 4, dim)
+    angles = torch.rand(500, rotary_dim // 2) * 6
+    table = torch.cat([angles.cos(), angles.sin()], 1)
+    positions = torch.randint(0, 500, (num_tokens,), dtype=torch.int32)
+    slots = torch.randperm(8 * 32)[:num_tokens].int() + 32
+    norms = (torch.randn(dim), torch.randn(dim)) if normed else (None, None)
+    q, k, v = (x.clone() for x in qkv.split([6, 2, 2], 1))
+    if norms[0] is not None and norms[1] is not None:
+        q, k = plain_norm(q, norms[0], 1e-5), plain_norm(k, norms[1], 1e-5)
+    cos, sin = angles.cos()[positions.long()], angles.sin()[positions.long()]
+    want_q, want_k = turn(q, cos, sin), turn(k, cos, sin)
+    got = rope_and_write(
+        qkv,
+        table,
+        positions,
+        slots,
+        storage,
+        5,
+        query_norm=norms[0],
+        key_norm=norms[1],
+        eps=1e-5,
+    )
+    torch.testing.assert_close(got, want_q)
+    assert got.data_ptr() == qkv.data_ptr()
+    keys, values = storage.layout.decode_tiles(storage.arenas[0][1])
+    torch.testing.assert_close(keys.flatten(0, 1)[slots.long()], want_k)
+    assert torch.equal(values.flatten(0, 1)[slots.long()], v)
+
+
+def test_rope_refuses_what_does_not_fit() -> None:
+    storage = KVStorage(CacheConfig((LayerGroup("g", (0,)),), (3,)), "fp32", 1, 16)
+    qkv, table = torch.zeros(2, 4, 16), torch.zeros(10, 16)
+    good = torch.tensor([16, 17], dtype=torch.int32)
+    start = torch.tensor([0, 1], dtype=torch.int32)
+    rope_and_write(qkv, table, start, good, storage, 0)
+    for positions, slots in [(start, good + 40), (start + 9, good), (start[:1], good)]:
+        with pytest.raises(ValueError):
+            rope_and_write(qkv, table, positions, slots, storage, 0)
+    with pytest.raises(ValueError, match="table"):
+        rope_and_write(qkv, torch.zeros(10, 32), start, good, storage, 0)
+    with pytest.raises(ValueError, match="shape"):
+        rope_and_write(qkv[:, :2].contiguous(), table, start, good, storage, 0)
+    with pytest.raises(TypeError):
+        rope_and_write(qkv, table, start.long(), good, storage, 0)
+    with pytest.raises(ValueError, match="one weight a channel"):
+        rope_and_write(qkv, table, start, good, storage, 0, key_norm=torch.zeros(8))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 7, 16, 31])
+@pytest.mark.parametrize(("num_rows", "width"), [(576, 576), (50, 30), (7, 1), (25, 100)])
+def test_linear_bf16(num_tokens: int, num_rows: int, width: int) -> None:
+    weight = torch.randn(num_rows, width).bfloat16()
+    x = torch.randn(num_tokens, width)
+    want = (x.double() @ weight.double().T).float()
+    got = linear_bf16(x, weight)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+    one_by_one = torch.cat([linear_bf16(x[i : i + 1], weight) for i in range(num_tokens)])
+    assert torch.equal(got, one_by_one)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_tokens", [3, 100])
+def test_linear(dtype: torch.dtype, num_tokens: int) -> None:
+    weight, bias, x = torch.randn(40, 64).to(dtype), torch.randn(40), torch.randn(num_tokens, 64)
+    want = (x.double() @ weight.double().T + bias).float()
+    torch.testing.assert_close(linear(x, weight, bias), want, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(linear(x, weight), want - bias, rtol=1e-5, atol=1e-4)
+
+
+def test_widen_is_exact() -> None:
+    weight = torch.randn(301, 517).bfloat16()
+    assert torch.equal(widen(weight), weight.float())
+
+
+def test_wrong_arrays_are_refused() -> None:
+    x, weight = torch.zeros(2, 8), torch.zeros(4, 8)
+    with pytest.raises(TypeError, match="bfloat16"):
+        linear_bf16(x, weight)
+    with pytest.raises(ValueError, match="columns"):
+        linear_bf16(x[:, :4].contiguous(), weight.bfloat16())
+    with pytest.raises(TypeError):
+        rms_norm(x.double(), torch.zeros(8), 1e-5)
+    with pytest.raises(TypeError):
+        rms_norm(torch.zeros(8, 2).T, torch.zeros(8), 1e-5)
+    with pytest.raises(ValueError):
+        rms_norm(x, torch.zeros(7), 1e-5)
+    with pytest.raises(ValueError):
+        silu_mul(torch.zeros(2, 7))
