@@ -154,6 +154,11 @@ class Engine:
     def is_draining(self) -> bool:
         return self._draining
 
+    @property
+    def has_requests(self) -> bool:
+        """True while some accepted request has not got its last piece."""
+        return bool(self._streams)
+
     def generate(self, ask: Generate, on_piece: OnPiece) -> SequenceId:
         """Take a request. Raises RequestError, QueueFullError or EngineStoppedError at once."""
         if self._draining or not self._thread.is_alive():
