@@ -21,17 +21,22 @@ namespace {
 class Tokens {
     Py_buffer view_;
 
+    [[noreturn]] static void refuse() {
+        throw nb::type_error("token ids: a flat buffer of u32, as array('I') or numpy uint32");
+    }
+
 public:
     explicit Tokens(nb::handle object) {
-        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_ND | PyBUF_FORMAT) != 0)
-            throw nb::python_error();
+        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_ND | PyBUF_FORMAT) != 0) {
+            PyErr_Clear();
+            refuse();
+        }
         const char *format = view_.format ? view_.format : "B";
         if (*format == '<' || *format == '=' || *format == '@') ++format;
         bool is_u32 = view_.itemsize == 4 && (*format == 'I' || *format == 'L') && !format[1];
-        if (!is_u32 || view_.ndim != 1 || view_.len / 4 > INT32_MAX) {
-            PyBuffer_Release(&view_);
-            throw nb::type_error("token ids: a flat buffer of u32, as array('I') or numpy uint32");
-        }
+        if (is_u32 && view_.ndim == 1 && view_.len / 4 <= INT32_MAX) return;
+        PyBuffer_Release(&view_);
+        refuse();
     }
     ~Tokens() { PyBuffer_Release(&view_); }
     Tokens(const Tokens &) = delete;
@@ -80,6 +85,7 @@ std::pair<Int32Array, Int32Array> block_tables(CacheCore &core, const std::vecto
 nb::object copies_or_none(CacheCore &core, TableId table, uint32_t num_tokens) {
     std::vector<Copy> copies;
     if (!core.extend(table, num_tokens, copies)) return nb::none();
+    if (copies.empty()) return nb::steal(PyTuple_New(0));  // one shared object: no allocation
     nb::list out;
     for (const Copy &copy : copies)
         out.append(nb::make_tuple(copy.group, copy.source, copy.target));
