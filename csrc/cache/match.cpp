@@ -45,19 +45,18 @@ std::vector<Hash> CacheCore::match_full(const uint32_t *tokens, uint32_t max_blo
     return keys;
 }
 
-// The largest m <= num_blocks such that the group has the window before token m * B. From the top
-// down: a block that is missing at j rules out every m above j that would read it.
+// num_blocks, where the group has the window before that many blocks; else the highest block that is
+// missing, since nothing above it that reads it can match.
 uint32_t CacheCore::fit_window(uint32_t g, uint32_t num_blocks, const std::vector<Hash> &keys,
                                const uint32_t *tokens, Match &match) const {
     const BlockGroup &group = *groups_[g];
-    uint32_t fit = num_blocks;
-    for (uint32_t j = num_blocks; j > 0 && j > group.first_live_block(fit * config_.block_size);) {
-        --j;
+    const uint32_t first = group.first_live_block(num_blocks * config_.block_size);
+    for (uint32_t j = num_blocks; j-- > first;) {
         const Hash &parent = j ? keys[j - 1] : match.root;
         const uint32_t *block_tokens = tokens + size_t(j) * config_.block_size;
-        if (group.find(keys[j], parent, block_tokens, match.num_mismatches) == kNullBlock) fit = j;
+        if (group.find(keys[j], parent, block_tokens, match.num_mismatches) == kNullBlock) return j;
     }
-    return fit;
+    return num_blocks;
 }
 
 void CacheCore::keep_blocks(uint32_t num_blocks, const std::vector<Hash> &keys,

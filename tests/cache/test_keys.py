@@ -24,6 +24,7 @@ def test_tagged_keys() -> None:
     for text in ("x", "xS", "S\x01\0\0\0x", "\0"):
         given += [{name: text} for name in fields]
         given += [{a: text, b: text} for a, b in itertools.combinations(fields, 2)]
+    given += [{"tenant": "x", "salt": "S"}, {"salt": "x", "adapter": "A"}]
     given += [{"tenant": "ab", "salt": "c"}, {"tenant": "a", "salt": "bc"}]
     roots = [cache.namespace(**some) for some in given]
     roots += [CacheManager(CONFIG, fingerprint=b"x").namespace()]

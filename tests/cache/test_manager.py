@@ -434,6 +434,21 @@ def test_token_buffers() -> None:
         cache.peek_match(tokens(65), b"short")
 
 
+def test_tables_that_grow_in_turn_keep_to_their_runs() -> None:
+    """Each opens an aligned run of four and stays in it while whole runs are left."""
+    cache = make(68)  # 16 whole runs, and the blocks 1, 2, 3
+    tables = [start(cache, tokens(0)) for _ in range(8)]
+    for end in range(16, 129, 16):
+        for table in tables:
+            assert cache.extend(table, end) == ()
+    for table in tables:
+        first, second = blocks(cache, table)[::4]
+        assert first % 4 == second % 4 == 0
+        expected = [*range(first, first + 4), *range(second, second + 4)]
+        assert blocks(cache, table) == expected
+    assert cache.stats().groups[0].num_empty == 3
+
+
 def test_block_tables_lie_side_by_side() -> None:
     cache = make(40, None, 24)
     tables = [run(cache, tokens(count, 1000 * count)) for count in (40, 1, 64)]
