@@ -62,7 +62,9 @@ using Int32Array = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 
 Int32Array to_numpy(std::vector<int32_t> &&values) {
     auto *owned = new std::vector<int32_t>(std::move(values));
-    nb::capsule owner(owned, [](void *p) noexcept { delete static_cast<std::vector<int32_t> *>(p); });
+    nb::capsule owner(owned, [](void *pointer) noexcept {
+        delete static_cast<std::vector<int32_t> *>(pointer);
+    });
     return Int32Array(owned->data(), {owned->size()}, owner);
 }
 
@@ -92,8 +94,7 @@ nb::object copies_or_none(CacheCore &core, TableId table, uint32_t num_tokens) {
     return nb::tuple(out);
 }
 
-void release_copies(CacheCore &core,
-                    const std::vector<std::vector<uint32_t>> &copies) {
+void release_copies(CacheCore &core, const std::vector<std::vector<uint32_t>> &copies) {
     std::vector<Copy> native;
     for (const auto &copy : copies) native.push_back({copy.at(0), copy.at(1), copy.at(2)});
     core.release_copies(native);

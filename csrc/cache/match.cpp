@@ -45,8 +45,8 @@ std::vector<Hash> CacheCore::match_full(const uint32_t *tokens, uint32_t max_blo
     return keys;
 }
 
-// num_blocks, where the group has the window before that many blocks; else the highest block that is
-// missing, since nothing above it that reads it can match.
+// num_blocks, where the group has the window before that many blocks; else the highest block that
+// is missing, since nothing above it that reads it can match.
 uint32_t CacheCore::fit_window(uint32_t g, uint32_t num_blocks, const std::vector<Hash> &keys,
                                const uint32_t *tokens, Match &match) const {
     const BlockGroup &group = *groups_[g];
@@ -75,11 +75,11 @@ void CacheCore::keep_blocks(uint32_t num_blocks, const std::vector<Hash> &keys,
     }
 }
 
-// Needed of a pool = blocks to allocate + matched blocks that are evictable: opening the table takes
-// those off the list, so they are not there to be evicted. A window group never holds more than its
-// window and a chunk; a matched block that others hold does not come back when it leaves the window,
-// so it is not set off against that. The reserve is asked of full groups only: a window group is
-// sized by its sequences and grows no further.
+// Needed of a pool = blocks to allocate + matched blocks that are evictable: opening the table
+// takes those off the list, so they are not there to be evicted. A window group never holds more
+// than its window and a chunk; a matched block that others hold does not come back when it leaves
+// the window, so it is not set off against that. The reserve is asked of full groups only: a window
+// group is sized by its sequences and grows no further.
 bool CacheCore::can_admit(const Match &match, uint32_t num_tokens, uint32_t reserve_blocks,
                           uint32_t chunk_tokens) const {
     if (match.version != version_) bug("can_admit: the cache has changed since this match");

@@ -58,7 +58,8 @@ TEST(hmac_known_vectors) {
           "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
     CHECK(hmac("Jefe", "what do ya want for nothing?") ==
           "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-    CHECK(hmac(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First") ==
+    const char *text = "Test Using Larger Than Block-Size Key - Hash Key First";
+    CHECK(hmac(std::string(131, '\xaa'), text) ==
           "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
 }
 
@@ -71,6 +72,7 @@ TEST(chain_hash_is_sha256_of_parent_and_tokens) {
         std::memcpy(message.data(), parent.data(), 32);
         std::memcpy(message.data() + 32, tokens.data(), 4 * block_size);
         Hash expected = sha256::digest(message.data(), message.size());
-        for (auto path : paths()) CHECK(ChainHash(block_size, path)(parent, tokens.data()) == expected);
+        for (auto path : paths())
+            CHECK(ChainHash(block_size, path)(parent, tokens.data()) == expected);
     }
 }
