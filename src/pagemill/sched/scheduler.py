@@ -20,6 +20,7 @@ from pagemill.core.step import (
 from pagemill.core.types import GroupId, IntBuffer, SequenceId, StepId
 from pagemill.core.units import ceil_div
 from pagemill.sched.budget import TokenBudget
+from pagemill.sched.parts import fresh_scores, sequence_plan
 from pagemill.sched.preemption import choose_victim
 from pagemill.sched.queue import WaitingQueue, order_named
 from pagemill.sched.values import SchedulerConfig, SchedulerStats, SequenceOutput
@@ -311,7 +312,7 @@ class Scheduler:
         tables = [item.request.table_id for item in planned]
         plan = StepPlan(
             step_id=StepId(self._next_step),
-            sequences=tuple(self._sequence_plan(item) for item in planned),
+            sequences=tuple(sequence_plan(item.request, item.count) for item in planned),
             tables=self.cache.block_tables([t for t in tables if t is not None]),
             copies=tuple(copy for item in planned for copy in item.copies),
         )
@@ -319,29 +320,6 @@ class Scheduler:
         self.stats.num_steps += 1
         self._in_flight = plan
         return plan
-
-    def _sequence_plan(self, item: _Planned) -> SequencePlan:
-        request, count = item.request, item.count
-        start = request.num_computed_tokens
-        end = start + count
-        samples = end == request.num_tokens and request.stop.max_tokens > 0
-        ids = request.token_ids
-        assert request.table_id is not None
-        wants_prompt = request.sampling.prompt_logprobs is not None
-        wants_prompt = wants_prompt and start < request.num_prompt_tokens
-        wants_prompt = wants_prompt and request.num_output_tokens == 0
-        return SequencePlan(
-            sequence_id=request.sequence_id,
-            table_id=request.table_id,
-            start=start,
-            count=count,
-            token_ids=ids[start:end],
-            num_prompt_tokens=request.num_prompt_tokens,
-            sampling=request.sampling if samples else None,
-            history=ids[:] if samples and request.sampling.needs_history else None,
-            prompt_logprobs=request.sampling.prompt_logprobs if wants_prompt else None,
-            next_prompt_token_id=ids[end] if wants_prompt and end < len(ids) else None,
-        )
 
     def apply(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[SequenceOutput]:
         """Take in what a step gave: append tokens, publish full blocks, finish, release."""
@@ -385,7 +363,7 @@ class Scheduler:
             request,
             outcome.token_id,
             outcome.logprobs,
-            outcome.prompt_logprobs,
+            fresh_scores(request, part, outcome.prompt_logprobs),
             reason,
             outcome.error,
         )
