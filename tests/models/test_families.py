@@ -1,7 +1,6 @@
 """Every family against ``transformers`` in float32: logits at every position, and greedy tokens."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
