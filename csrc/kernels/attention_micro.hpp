@@ -17,6 +17,19 @@ constexpr int side_by_side() {
     return budget >= 4 ? 4 : budget >= 2 ? 2 : 1;
 }
 
+// acc[r][column] += factors[r] * row, where the factors lie `stride` floats apart. The two rows of
+// a pair come one after the other: both at once would need four registers beside the sums.
+template <int kRows, int kColumns>
+static inline void add_products(const float *factors, int64_t stride, const Row &row,
+                                Row (&acc)[kRows][kColumns], int column) {
+    for (int r = 0; r < kRows; ++r) {
+        const Vec factor = broadcast(factors[r * stride]);
+        for (int i = 0; i < kParts; ++i) {
+            acc[r][column].part[i] = fma(factor, row.part[i], acc[r][column].part[i]);
+        }
+    }
+}
+
 // scores[r][b * 16 + t] = sum over c of q[r][c] * K[b][c][t]. `ahead` are lines to fetch meanwhile.
 template <typename Lines, bool kAhead, int kRows, int kGroups>
 static inline void score_tile(const float *q, int64_t dim, const uint8_t *const *k,
@@ -25,18 +38,11 @@ static inline void score_tile(const float *q, int64_t dim, const uint8_t *const 
     for (int64_t pair = 0; pair < dim / 2; ++pair) {
         for (int b = 0; b < kGroups; ++b) {
             const int64_t offset = pair * Lines::kPairBytes;
-            const RowPair keys = Lines::load_pair(k[b] + offset);
             if constexpr (kAhead) {
                 for (int i = 0; i < Lines::kPairBytes; i += 64) prefetch(ahead[b] + offset + i);
             }
-            for (int r = 0; r < kRows; ++r) {
-                const Vec even = broadcast(q[r * dim + 2 * pair]);
-                const Vec odd = broadcast(q[r * dim + 2 * pair + 1]);
-                for (int i = 0; i < kParts; ++i) {
-                    acc[r][b].part[i] = fma(even, keys.even.part[i], acc[r][b].part[i]);
-                    acc[r][b].part[i] = fma(odd, keys.odd.part[i], acc[r][b].part[i]);
-                }
-            }
+            add_products<kRows>(q + 2 * pair, dim, Lines::load_even(k[b] + offset), acc, b);
+            add_products<kRows>(q + 2 * pair + 1, dim, Lines::load_odd(k[b] + offset), acc, b);
         }
     }
     for (int r = 0; r < kRows; ++r) {
@@ -73,18 +79,13 @@ static inline void value_tile(const float *p, const uint8_t *const *v, const uin
         for (int pair = 0; pair < kValuePairs; ++pair) {
             for (int c = 0; c < kColumns; ++c) {
                 const int64_t offset = (column + c) * kColumnBytes + pair * Lines::kPairBytes;
-                const RowPair values = Lines::load_pair(v[b] + offset);
                 if constexpr (kAhead) {
                     for (int i = 0; i < Lines::kPairBytes; i += 64) prefetch(ahead[b] + offset + i);
                 }
-                for (int r = 0; r < kRows; ++r) {
-                    const float *weights = p + r * kStepTokens + b * kGroupTokens + 2 * pair;
-                    const Vec even = broadcast(weights[0]), odd = broadcast(weights[1]);
-                    for (int i = 0; i < kParts; ++i) {
-                        acc[r][c].part[i] = fma(even, values.even.part[i], acc[r][c].part[i]);
-                        acc[r][c].part[i] = fma(odd, values.odd.part[i], acc[r][c].part[i]);
-                    }
-                }
+                const float *weights = p + b * kGroupTokens + 2 * pair;
+                add_products<kRows>(weights, kStepTokens, Lines::load_even(v[b] + offset), acc, c);
+                add_products<kRows>(weights + 1, kStepTokens, Lines::load_odd(v[b] + offset), acc,
+                                    c);
             }
         }
     }
