@@ -13,7 +13,7 @@ namespace pagemill::PAGEMILL_ISA {
 // latency of the multiply-add, few enough not to spill.
 template <int kRows>
 constexpr int side_by_side() {
-    constexpr int budget = (kVectorRegisters == 32 ? 24 : 12) / (kRows * kParts);
+    constexpr int budget = (kVectorRegisters == 32 ? 24 : 8) / (kRows * kParts);
     return budget >= 4 ? 4 : budget >= 2 ? 2 : 1;
 }
 
