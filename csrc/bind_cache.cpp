@@ -21,17 +21,22 @@ namespace {
 class Tokens {
     Py_buffer view_;
 
+    [[noreturn]] static void refuse() {
+        throw nb::type_error("token ids: a flat buffer of u32, as array('I') or numpy uint32");
+    }
+
 public:
     explicit Tokens(nb::handle object) {
-        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_ND | PyBUF_FORMAT) != 0)
-            throw nb::python_error();
+        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_ND | PyBUF_FORMAT) != 0) {
+            PyErr_Clear();
+            refuse();
+        }
         const char *format = view_.format ? view_.format : "B";
         if (*format == '<' || *format == '=' || *format == '@') ++format;
         bool is_u32 = view_.itemsize == 4 && (*format == 'I' || *format == 'L') && !format[1];
-        if (!is_u32 || view_.ndim != 1 || view_.len / 4 > INT32_MAX) {
-            PyBuffer_Release(&view_);
-            throw nb::type_error("token ids: a flat buffer of u32, as array('I') or numpy uint32");
-        }
+        if (is_u32 && view_.ndim == 1 && view_.len / 4 <= INT32_MAX) return;
+        PyBuffer_Release(&view_);
+        refuse();
     }
     ~Tokens() { PyBuffer_Release(&view_); }
     Tokens(const Tokens &) = delete;
@@ -57,7 +62,9 @@ using Int32Array = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 
 Int32Array to_numpy(std::vector<int32_t> &&values) {
     auto *owned = new std::vector<int32_t>(std::move(values));
-    nb::capsule owner(owned, [](void *p) noexcept { delete static_cast<std::vector<int32_t> *>(p); });
+    nb::capsule owner(owned, [](void *pointer) noexcept {
+        delete static_cast<std::vector<int32_t> *>(pointer);
+    });
     return Int32Array(owned->data(), {owned->size()}, owner);
 }
 
@@ -80,14 +87,14 @@ std::pair<Int32Array, Int32Array> block_tables(CacheCore &core, const std::vecto
 nb::object copies_or_none(CacheCore &core, TableId table, uint32_t num_tokens) {
     std::vector<Copy> copies;
     if (!core.extend(table, num_tokens, copies)) return nb::none();
+    if (copies.empty()) return nb::steal(PyTuple_New(0));  // one shared object: no allocation
     nb::list out;
     for (const Copy &copy : copies)
         out.append(nb::make_tuple(copy.group, copy.source, copy.target));
     return nb::tuple(out);
 }
 
-void release_copies(CacheCore &core,
-                    const std::vector<std::vector<uint32_t>> &copies) {
+void release_copies(CacheCore &core, const std::vector<std::vector<uint32_t>> &copies) {
     std::vector<Copy> native;
     for (const auto &copy : copies) native.push_back({copy.at(0), copy.at(1), copy.at(2)});
     core.release_copies(native);

@@ -58,6 +58,7 @@ uint32_t BlockGroup::evict(uint32_t n) {
     uint32_t num_evicted = 0;
     for (; num_evicted < n && pool.num_evictable() > 0; ++num_evicted) {
         BlockId block = pool.oldest();
+        index.prefetch(pool.next(block));
         log.removed(group_id, index.hash(block));
         index.drop(block);
         pool.make_empty(block, true);

@@ -25,7 +25,8 @@ public:
         message_.assign((num_bytes + 9 + 63) / 64 * 64, 0);
         message_[num_bytes] = 0x80;
         uint64_t num_bits = num_bytes * 8;
-        for (int i = 0; i < 8; ++i) message_[message_.size() - 1 - i] = uint8_t(num_bits >> (8 * i));
+        for (int i = 0; i < 8; ++i)
+            message_[message_.size() - 1 - i] = uint8_t(num_bits >> (8 * i));
     }
 
     Hash operator()(const Hash &parent, const uint32_t *token_ids) {

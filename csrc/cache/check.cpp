@@ -83,13 +83,14 @@ Found CacheCore::check_tables(const BlockGroup &group) const {
     for (const Table &table : tables_) {
         if (!table.is_open) continue;
         const auto &blocks = table.blocks[group.group_id];
-        const uint32_t num_filled = (table.num_committed + config_.block_size - 1) / config_.block_size;
+        const uint32_t size = config_.block_size;
+        const uint32_t num_filled = (table.num_committed + size - 1) / size;
         for (uint32_t j = 0; j < blocks.size(); ++j) {
             if ((blocks[j] == kNullBlock) != (j < table.first_live[group.group_id]))
-                return broken(2, group, blocks[j], "a table keeps too much or too little of a window");
-            bool is_written = j >= num_filled;
-            if (is_written && (pool.ref_count(blocks[j]) > 1 || group.index.is_published(blocks[j])))
-                return broken(4, group, blocks[j], "it will be written, yet it is shared or published");
+                return broken(2, group, blocks[j], "its table keeps not what the window says");
+            bool is_fixed = pool.ref_count(blocks[j]) > 1 || group.index.is_published(blocks[j]);
+            if (j >= num_filled && is_fixed)
+                return broken(4, group, blocks[j], "to be written, yet it is shared or published");
             if (!config_.has_index || blocks[j] == kNullBlock) continue;
             bool has_twin = group.index.is_published(blocks[j]) || !pool.is_alone(blocks[j]);
             if (has_twin != (j < table.num_published))

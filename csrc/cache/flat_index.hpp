@@ -53,6 +53,10 @@ public:
     void move(BlockId from, BlockId to);
     // For tests: each of two published blocks gets the other's entry.
     void swap(BlockId a, BlockId b);
+    // The entry of this block will be wanted soon.
+    void prefetch(BlockId block) const {
+        __builtin_prefetch(slots_.data() + (tag_of(hash_[block]) & mask_));
+    }
     // True when the probe for this published block ends at itself.
     bool is_findable(BlockId block) const { return find(hash_[block]) == block; }
     uint32_t num_slots_in_use() const;

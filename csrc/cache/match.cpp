@@ -45,19 +45,18 @@ std::vector<Hash> CacheCore::match_full(const uint32_t *tokens, uint32_t max_blo
     return keys;
 }
 
-// The largest m <= num_blocks such that the group has the window before token m * B. From the top
-// down: a block that is missing at j rules out every m above j that would read it.
+// num_blocks, where the group has the window before that many blocks; else the highest block that
+// is missing, since nothing above it that reads it can match.
 uint32_t CacheCore::fit_window(uint32_t g, uint32_t num_blocks, const std::vector<Hash> &keys,
                                const uint32_t *tokens, Match &match) const {
     const BlockGroup &group = *groups_[g];
-    uint32_t fit = num_blocks;
-    for (uint32_t j = num_blocks; j > 0 && j > group.first_live_block(fit * config_.block_size);) {
-        --j;
+    const uint32_t first = group.first_live_block(num_blocks * config_.block_size);
+    for (uint32_t j = num_blocks; j-- > first;) {
         const Hash &parent = j ? keys[j - 1] : match.root;
         const uint32_t *block_tokens = tokens + size_t(j) * config_.block_size;
-        if (group.find(keys[j], parent, block_tokens, match.num_mismatches) == kNullBlock) fit = j;
+        if (group.find(keys[j], parent, block_tokens, match.num_mismatches) == kNullBlock) return j;
     }
-    return fit;
+    return num_blocks;
 }
 
 void CacheCore::keep_blocks(uint32_t num_blocks, const std::vector<Hash> &keys,
@@ -76,30 +75,29 @@ void CacheCore::keep_blocks(uint32_t num_blocks, const std::vector<Hash> &keys,
     }
 }
 
-// Blocks to take = blocks held at a time - matched ones; those that match and are evictable leave
-// the list when the table is opened, so they are not there to be evicted. The reserve is asked of
-// full groups only: a window group is sized by its sequences and grows no further.
+// Needed of a pool = blocks to allocate + matched blocks that are evictable: opening the table
+// takes those off the list, so they are not there to be evicted. A window group never holds more
+// than its window and a chunk; a matched block that others hold does not come back when it leaves
+// the window, so it is not set off against that. The reserve is asked of full groups only: a window
+// group is sized by its sequences and grows no further.
 bool CacheCore::can_admit(const Match &match, uint32_t num_tokens, uint32_t reserve_blocks,
                           uint32_t chunk_tokens) const {
     if (match.version != version_) bug("can_admit: the cache has changed since this match");
     const uint32_t size = config_.block_size;
     for (uint32_t g = 0; g < num_groups(); ++g) {
         const BlockGroup &group = *groups_[g];
-        uint64_t num_matched = 0, num_leaving = 0;
-        for (BlockId block : match.blocks[g]) {
-            if (block == kNullBlock) continue;
-            ++num_matched;
-            num_leaving += group.pool.ref_count(block) == 0;
-        }
-        uint64_t dead = match.blocks[g].size() - num_matched;
-        uint64_t wanted = std::max<uint64_t>((uint64_t(num_tokens) + size - 1) / size, dead) - dead;
+        uint64_t num_leaving = 0;
+        for (BlockId block : match.blocks[g])
+            num_leaving += block != kNullBlock && group.pool.ref_count(block) == 0;
+        uint64_t num_entries = (uint64_t(num_tokens) + size - 1) / size;
+        uint64_t have = match.blocks[g].size();
+        uint64_t needed = (num_entries > have ? num_entries - have : 0) + num_leaving;
         if (group.window && chunk_tokens) {
             uint64_t reach = uint64_t(group.window) - 1 + chunk_tokens;
-            wanted = std::min(wanted, (reach + size - 1) / size + 1);
+            needed = std::min(needed, (reach + size - 1) / size + 1);
         }
-        uint64_t taken = wanted > num_matched ? wanted - num_matched : 0;
         uint64_t reserve = group.window ? 0 : reserve_blocks;
-        if (taken + num_leaving + reserve > group.pool.num_available()) return false;
+        if (needed + reserve > group.pool.num_available()) return false;
     }
     return true;
 }

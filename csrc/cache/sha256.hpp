@@ -1,4 +1,5 @@
-// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), with the processor's SHA instructions where it has them.
+// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), with the processor's SHA instructions where it has
+// them.
 #pragma once
 
 #include <array>

@@ -163,10 +163,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                 metavar=option.metavar,
                 nargs="+" if option.many else None,
             )
-    on = dict(dest="prefix_index", action="store_const")
-    hidden = argparse.SUPPRESS
-    parser.add_argument("--enable-prefix-caching", const="flat", help=hidden, **on)
-    parser.add_argument("--no-enable-prefix-caching", const="off", help=hidden, **on)
+    for flag, value in (("--enable-prefix-caching", "flat"), ("--no-enable-prefix-caching", "off")):
+        parser.add_argument(
+            flag,
+            dest="prefix_index",
+            action="store_const",
+            const=value,
+            help=argparse.SUPPRESS,
+        )
 
 
 def _checked(option: Option) -> Callable[[str], Any]:
@@ -196,7 +200,7 @@ def read_settings(parsed: argparse.Namespace) -> tuple[EngineConfig, ServerConfi
     if "kv_memory_bytes" in values and parsed.num_blocks and not parsed.kv_memory_bytes:
         del values["kv_memory_bytes"]
     engine = {o.target: values[o.target] for o in ENGINE_OPTIONS if o.target in values}
-    server = {
+    server: dict[str, Any] = {
         o.target: tuple(values[o.target]) if o.many else values[o.target]
         for o in SERVER_OPTIONS
         if o.target in values

@@ -112,6 +112,7 @@ class Request:
     num_cached_tokens: int | None = None
     num_recomputed_tokens: int = 0
     num_preemptions: int = 0
+    num_scored_tokens: int = 0
     finish_reason: FinishReason | None = None
     first_scheduled_ns: int | None = None
     first_token_ns: int | None = None

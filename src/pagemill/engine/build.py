@@ -23,7 +23,8 @@ from pagemill.models.loader import Model, load_model
 from pagemill.models.weights import Progress
 from pagemill.runtime.cost import CostModel
 from pagemill.runtime.model_runner import ModelRunner
-from pagemill.sched.scheduler import Scheduler, SchedulerConfig
+from pagemill.sched.scheduler import Scheduler
+from pagemill.sched.values import SchedulerConfig
 
 MEMORY_SHARE = 0.3
 """Without --kv-memory or --num-blocks the pool takes at most this part of the free memory."""

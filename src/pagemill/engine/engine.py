@@ -21,7 +21,8 @@ from pagemill.core.types import RequestId, SequenceId
 from pagemill.engine.loop import EngineLoop, Inbox, Step
 from pagemill.engine.text import StopStrings, check_stop_strings
 from pagemill.models.tokenizer import IncrementalDetokenizer, Tokenizer
-from pagemill.sched.scheduler import Scheduler, SequenceOutput
+from pagemill.sched.scheduler import Scheduler
+from pagemill.sched.values import SequenceOutput
 
 LOG = logging.getLogger("pagemill.engine")
 IDLE_WAIT_S = 0.5
@@ -152,6 +153,11 @@ class Engine:
     @property
     def is_draining(self) -> bool:
         return self._draining
+
+    @property
+    def has_requests(self) -> bool:
+        """True while some accepted request has not got its last piece."""
+        return bool(self._streams)
 
     def generate(self, ask: Generate, on_piece: OnPiece) -> SequenceId:
         """Take a request. Raises RequestError, QueueFullError or EngineStoppedError at once."""

@@ -12,7 +12,8 @@ from pagemill.core.executor import Executor
 from pagemill.core.request import Request
 from pagemill.core.step import StepPlan, StepResult
 from pagemill.core.types import SequenceId
-from pagemill.sched.scheduler import Scheduler, SequenceOutput
+from pagemill.sched.scheduler import Scheduler
+from pagemill.sched.values import SequenceOutput
 
 LOG = logging.getLogger("pagemill.engine")
 

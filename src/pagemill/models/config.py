@@ -190,7 +190,7 @@ def _hf_rope(parameters: Mapping[str, Any], source: Mapping[str, Any]) -> RopeCo
 
 
 def _hf_windows(source: Mapping[str, Any], family: str) -> tuple[int | None, ...]:
-    num_layers = _need(source, "num_hidden_layers")
+    num_layers = int(_need(source, "num_hidden_layers"))
     window = source.get("sliding_window")
     kinds = source.get("layer_types")
     if family in ("qwen2", "qwen3") and not source.get("use_sliding_window"):

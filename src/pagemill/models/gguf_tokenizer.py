@@ -103,7 +103,7 @@ def _sentence_piece(library: Any, metadata: Mapping[str, Any], tokens: Sequence[
         )
     )
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-    steps = [normalizers.Replace(" ", "▁")]
+    steps: list[Any] = [normalizers.Replace(" ", "▁")]
     tail: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         steps.insert(0, normalizers.Prepend("▁"))

@@ -12,6 +12,7 @@ multiply with (Gemma's "1 + w" is added here); Q and K rows are stored for rotat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -139,15 +140,15 @@ def load_safetensors(
     folder: Path, config: ModelConfig, dtype: torch.dtype, progress: Progress | None = None
 ) -> Weights:
     """Weights of a Hugging Face folder with ``*.safetensors``. Raises ModelError."""
-    from safetensors import SafetensorError, safe_open
+    import safetensors
 
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise ModelError(f"{folder} has no *.safetensors file: pagemill reads no pickled weights")
     try:
-        files = [safe_open(str(path), framework="pt") for path in paths]
+        files: list[Any] = [safetensors.safe_open(str(p), framework="pt") for p in paths]
         where = {_plain(name): (file, name) for file in files for name in file.keys()}
-    except SafetensorError as error:
+    except safetensors.SafetensorError as error:
         raise ModelError(f"a safetensors file in {folder} is damaged: {error}") from error
 
     def fetch(name: str) -> torch.Tensor | None:

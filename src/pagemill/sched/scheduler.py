@@ -8,7 +8,7 @@ come back are all the same case: num_computed_tokens is behind num_tokens.
 from dataclasses import dataclass, field
 
 from pagemill.cache.manager import CacheManager
-from pagemill.core.errors import ConfigError, QueueFullError, TooLongError
+from pagemill.core.errors import QueueFullError, TooLongError
 from pagemill.core.request import FinishReason, Request, RequestStatus
 from pagemill.core.step import (
     BlockCopy,
@@ -16,63 +16,17 @@ from pagemill.core.step import (
     SequenceResult,
     StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 from pagemill.core.types import GroupId, IntBuffer, SequenceId, StepId
 from pagemill.core.units import ceil_div
 from pagemill.sched.budget import TokenBudget
+from pagemill.sched.parts import fresh_scores, sequence_plan
 from pagemill.sched.preemption import choose_victim
 from pagemill.sched.queue import WaitingQueue, order_named
+from pagemill.sched.values import SchedulerConfig, SchedulerStats, SequenceOutput
 
 MAX_LOOK_AHEAD = 64
 """Waiting requests that are looked at for the fast lane in one step."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """``max_num_batched_tokens`` is the token budget of a step; ``max_queue`` bounds who waits."""
-
-    max_num_batched_tokens: int = 512
-    max_num_seqs: int = 64
-    max_queue: int = 1024
-    max_model_len: int = 8192
-    policy: str = "fcfs"
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs", "max_queue", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        if self.max_num_seqs > self.max_num_batched_tokens:
-            raise ConfigError(
-                f"max_num_seqs {self.max_num_seqs} is more than max_num_batched_tokens"
-                f" {self.max_num_batched_tokens}: each decoding sequence needs one token of it"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
-    """What a step gave one request. ``finish_reason`` is set on the last one."""
-
-    request: Request
-    token_id: int | None
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Counters since start. Hit tokens count first admissions only; recomputed ones are apart."""
-
-    num_finished: int = 0
-    num_aborted: int = 0
-    num_preemptions: int = 0
-    num_prompt_tokens: int = 0
-    num_hit_tokens: int = 0  # of those
-    num_recomputed_tokens: int = 0
-    num_output_tokens: int = 0
-    num_steps: int = 0
 
 
 @dataclass(slots=True)
@@ -358,7 +312,7 @@ class Scheduler:
         tables = [item.request.table_id for item in planned]
         plan = StepPlan(
             step_id=StepId(self._next_step),
-            sequences=tuple(self._sequence_plan(item) for item in planned),
+            sequences=tuple(sequence_plan(item.request, item.count) for item in planned),
             tables=self.cache.block_tables([t for t in tables if t is not None]),
             copies=tuple(copy for item in planned for copy in item.copies),
         )
@@ -366,29 +320,6 @@ class Scheduler:
         self.stats.num_steps += 1
         self._in_flight = plan
         return plan
-
-    def _sequence_plan(self, item: _Planned) -> SequencePlan:
-        request, count = item.request, item.count
-        start = request.num_computed_tokens
-        end = start + count
-        samples = end == request.num_tokens and request.stop.max_tokens > 0
-        ids = request.token_ids
-        assert request.table_id is not None
-        wants_prompt = request.sampling.prompt_logprobs is not None
-        wants_prompt = wants_prompt and start < request.num_prompt_tokens
-        wants_prompt = wants_prompt and request.num_output_tokens == 0
-        return SequencePlan(
-            sequence_id=request.sequence_id,
-            table_id=request.table_id,
-            start=start,
-            count=count,
-            token_ids=ids[start:end],
-            num_prompt_tokens=request.num_prompt_tokens,
-            sampling=request.sampling if samples else None,
-            history=ids[:] if samples and request.sampling.needs_history else None,
-            prompt_logprobs=request.sampling.prompt_logprobs if wants_prompt else None,
-            next_prompt_token_id=ids[end] if wants_prompt and end < len(ids) else None,
-        )
 
     def apply(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[SequenceOutput]:
         """Take in what a step gave: append tokens, publish full blocks, finish, release."""
@@ -432,7 +363,7 @@ class Scheduler:
             request,
             outcome.token_id,
             outcome.logprobs,
-            outcome.prompt_logprobs,
+            fresh_scores(request, part, outcome.prompt_logprobs),
             reason,
             outcome.error,
         )

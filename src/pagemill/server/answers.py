@@ -133,7 +133,10 @@ class Answers:
     ) -> dict[str, Any]:
         """The lists of the completions API. ``first_token_id`` is an echoed prompt's first token,
         which nothing predicts: its log-probability is null."""
-        tokens, values, tops, offsets = [], [], [], []
+        tokens: list[str] = []
+        values: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
         if first_token_id is not None:
             tokens.append(self._tokenizer.token_text(first_token_id))
             values.append(None)

@@ -43,6 +43,7 @@ class RunningServer:
         self._config = config
         self._listener = bind(config.host, config.port)
         self._clock = SystemClock()
+        self._uvicorn: uvicorn.Server | None = None
         names = config.served_model_names or (engine_config.model,)
         self._metrics = Metrics(config.metrics_prefix, names[0])
         self.built: BuiltEngine = build_engine(
@@ -79,6 +80,11 @@ class RunningServer:
             "enable_prefix_caching": str(cache.prefix_index != "off"),
         }
 
+    def stop(self) -> None:
+        """Do what SIGTERM does; ``serve`` returns after the drain."""
+        if self._uvicorn is not None:
+            self._uvicorn.should_exit = True
+
     def serve(self) -> None:
         """Serve until SIGTERM or SIGINT; then finish what runs, within the drain time."""
         settings = uvicorn.Config(
@@ -89,8 +95,9 @@ class RunningServer:
             timeout_graceful_shutdown=int(self._config.drain_timeout_s) or None,
         )
         self.built.engine.start()
+        self._uvicorn = uvicorn.Server(settings)
         try:
-            uvicorn.Server(settings).run(sockets=[self._listener])
+            self._uvicorn.run(sockets=[self._listener])
         finally:
             logging.getLogger("pagemill.server").info("draining")
             self.built.engine.drain(self._config.drain_timeout_s)

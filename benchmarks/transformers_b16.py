@@ -1,0 +1,123 @@
+"""Decoding of 16 sequences beside ``transformers`` in bfloat16, the same weights, one run.
+
+16 prompts of 512 random tokens, 32 new tokens; the time to the first token (prefill) is subtracted.
+``--quick`` takes prompts of 32 tokens, because the peer's prefill alone can take minutes.
+"""
+
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from common import Server, finish, make_parser
+
+BATCH = 16
+PROMPT_TOKENS, QUICK_PROMPT_TOKENS = 512, 32
+NEW_TOKENS = 32
+ROUNDS = 3
+
+
+def prompts(rng: random.Random, length: int) -> list[list[int]]:
+    return [[rng.randrange(100, 48_000) for _ in range(length)] for _ in range(BATCH)]
+
+
+class Ours:
+    """The server, all prompts in one request; one token first, then the rest."""
+
+    def __init__(self, model: str) -> None:
+        self._server = Server(model, "--num-blocks", "4000")
+        self._http = httpx.Client(base_url=self._server.url, timeout=600)
+        self.choices = self._server.lines[:-1]
+
+    def _call(self, ids: list[list[int]], max_tokens: int) -> float:
+        body = {"prompt": ids, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        start = time.perf_counter()
+        answer = self._http.post("/v1/completions", json=body).json()
+        seconds = time.perf_counter() - start
+        assert answer["usage"]["completion_tokens"] == BATCH * max_tokens
+        return seconds
+
+    def measure(self, rng: random.Random, length: int) -> tuple[float, float]:
+        """(decode tokens/s, seconds of the whole call)."""
+        first = self._call(prompts(rng, length), 1)
+        whole = self._call(prompts(rng, length), 1 + NEW_TOKENS)
+        return BATCH * NEW_TOKENS / (whole - first), whole
+
+    def close(self) -> None:
+        self._server.__exit__()
+
+
+class Theirs:
+    """``generate`` of transformers; a streamer notes when each step ended."""
+
+    def __init__(self, path: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._torch = torch
+        self._model = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.bfloat16
+        ).eval()
+
+    def measure(self, rng: random.Random, length: int) -> tuple[float, float]:
+        torch = self._torch
+        ids = torch.tensor(prompts(rng, length))
+        ended: list[float] = []
+
+        def note(input_ids: Any, scores: Any, **_: Any) -> Any:
+            ended.append(time.perf_counter())
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+        start = time.perf_counter()
+        with torch.inference_mode():
+            self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=1 + NEW_TOKENS,
+                min_new_tokens=1 + NEW_TOKENS,
+                do_sample=False,
+                pad_token_id=0,
+                stopping_criteria=[note],
+            )
+        whole = time.perf_counter() - start
+        return BATCH * NEW_TOKENS / (ended[-1] - ended[0]), whole
+
+
+def compare(model: str, *, quick: bool) -> dict[str, Any]:
+    from pagemill.models.home import find_model
+
+    length = QUICK_PROMPT_TOKENS if quick else PROMPT_TOKENS
+    rng = random.Random(1)
+    ours, theirs = Ours(model), Theirs(find_model(model))
+    pairs = [
+        (ours.measure(rng, length), theirs.measure(rng, length))
+        for _ in range(1 if quick else ROUNDS)
+    ]
+    ours.close()
+    our_tps = statistics.median(mine[0] for mine, _ in pairs)
+    their_tps = statistics.median(other[0] for _, other in pairs)
+    return {
+        "b16_prompt_tokens": length,
+        "b16_choices": ours.choices,
+        "b16_our_tps": our_tps,
+        "b16_transformers_tps": their_tps,
+        "vs_transformers_b16": our_tps / their_tps,
+        "vs_transformers_b16_whole_call": statistics.median(
+            other[1] / mine[1] for mine, other in pairs
+        ),
+    }
+
+
+def main() -> None:
+    args = make_parser(__doc__ or "").parse_args()
+    figures = compare("smollm2-135m", quick=args.quick)
+    for name, value in figures.items():
+        print(f"{name:32} {value}")
+    finish(figures, ("vs_transformers_b16", "vs_transformers_b16_whole_call"), args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The part of a request that a step computes, as the executor sees it."""
+
+from pagemill.core.request import Request
+from pagemill.core.step import SequencePlan, TokenLogprobs
+
+
+def sequence_plan(request: Request, count: int) -> SequencePlan:
+    """Tokens [computed, computed + count) of a running request.
+
+    It samples only where the part reaches the last known token.
+    """
+    ids, start = request.token_ids, request.num_computed_tokens
+    end = start + count
+    samples = end == request.num_tokens and request.stop.max_tokens > 0
+    scores = (
+        request.sampling.prompt_logprobs is not None
+        and start < request.num_prompt_tokens
+        and request.num_output_tokens == 0
+    )
+    assert request.table_id is not None, "only a running request is planned"
+    return SequencePlan(
+        sequence_id=request.sequence_id,
+        table_id=request.table_id,
+        start=start,
+        count=count,
+        token_ids=ids[start:end],
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling=request.sampling if samples else None,
+        history=ids[:] if samples and request.sampling.needs_history else None,
+        prompt_logprobs=request.sampling.prompt_logprobs if scores else None,
+        next_prompt_token_id=ids[end] if scores and end < len(ids) else None,
+    )
+
+
+def fresh_scores(
+    request: Request, part: SequencePlan, scores: tuple[TokenLogprobs, ...]
+) -> tuple[TokenLogprobs, ...]:
+    """The scores of a part that were not reported yet: a preempted prompt is computed again.
+
+        1 ........ num_scored_tokens ........ part.start + len(scores)      prompt tokens
+        |  reported  |  fresh                |
+
+    Score i of a part belongs to the prompt token part.start + 1 + i.
+    """
+    fresh = scores[max(0, request.num_scored_tokens - part.start) :]
+    request.num_scored_tokens += len(fresh)
+    return fresh

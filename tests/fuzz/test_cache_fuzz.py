@@ -1,0 +1,281 @@
+"""Random operations on the real cache and on the naive one, compared after each of them.
+
+A third party watches: the KV itself, as one number a slot, written and copied as a step would. So a
+wrong block is seen even where both caches agree on it.
+"""
+
+import copy
+import random
+from array import array
+from dataclasses import dataclass, field
+
+import pytest
+
+from model.naive_cache import NaiveBlock, NaiveCache, NaiveTable
+from model.seeds import fuzz_seeds
+from pagemill import CacheConfig, CacheManager, LayerGroup
+from pagemill._native import chain_hash
+from pagemill.cache.testing import evictable_blocks
+from pagemill.core.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
+from pagemill.core.step import BlockCopy
+from pagemill.core.types import GroupId, TableId
+
+B = 16
+WINDOWS = ((None,), (None,), (None, 24), (40,), (None, 17, 64), (None, None), (1,))
+OPERATIONS = ("open", "step", "commit", "fork", "release", "copies", "evict", "admit", "wrong")
+
+
+@dataclass(eq=False)
+class Sequence:
+    table: TableId
+    naive: NaiveTable
+    namespace: bytes
+    tokens: list[int]
+    num_written: int = 0
+    marks: list[int] = field(default_factory=list)
+
+
+class Shadow:
+    """The index rebuilt from events alone."""
+
+    def __init__(self, roots: list[bytes], has_parents: list[bool]) -> None:
+        self.prefixes: dict[bytes, tuple[bytes, tuple[int, ...]]] = {r: (r, ()) for r in roots}
+        self.cached: list[dict[bytes, tuple[bytes, tuple[int, ...]]]] = [{} for _ in has_parents]
+        self.removed: list[list[tuple[bytes, tuple[int, ...]]]] = [[] for _ in has_parents]
+        self.roots, self.has_parents = set(roots), has_parents
+
+    def learn(self, namespace: bytes, tokens: list[int]) -> None:
+        """Which prefix a hash means: a window group may publish a block without its parent."""
+        keys = chain_hash(namespace, array("I", tokens), B)
+        for j in range(len(tokens) // B):
+            self.prefixes[keys[32 * j : 32 * j + 32]] = namespace, tuple(tokens[: (j + 1) * B])
+
+    def __call__(self, event: CacheEvent) -> None:
+        if isinstance(event, BlockStored):
+            known = event.parent in self.roots or event.parent in self.cached[event.group]
+            assert known or not self.has_parents[event.group], "a stored block of unknown parent"
+            namespace, prefix = self.prefixes[event.parent]
+            assert self.prefixes[event.block_hash] == (namespace, prefix + event.token_ids)
+            assert event.block_hash not in self.cached[event.group]
+            self.cached[event.group][event.block_hash] = self.prefixes[event.block_hash]
+        elif isinstance(event, BlockRemoved):
+            self.removed[event.group].append(self.cached[event.group].pop(event.block_hash))
+        else:
+            assert isinstance(event, CacheCleared)
+            for cached in self.cached:
+                cached.clear()
+
+
+class Harness:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        windows = list(self.random.choice(WINDOWS))
+        num_blocks = [self.random.randrange(4, 40) for _ in windows]
+        groups = tuple(LayerGroup(f"g{i}", (i,), w) for i, w in enumerate(windows))
+        config = CacheConfig(groups, tuple(num_blocks), B)
+        roots = [CacheManager(config).namespace(salt=salt) for salt in ("", "other")]
+        self.shadow = Shadow(roots, [window is None for window in windows])
+        self.real = CacheManager(config, on_event=self.shadow)
+        self.naive = NaiveCache(num_blocks, windows, B)
+        self.roots = roots
+        self.sequences: list[Sequence] = []
+        self.copies: list[tuple[tuple[BlockCopy, ...], list[tuple[int, NaiveBlock]]]] = []
+        self.kv: list[dict[int, list[int]]] = [{} for _ in windows]
+        self.known: list[list[int]] = [[]]
+        self.weights = [self.random.choice((0, 1, 3, 6)) for _ in OPERATIONS]
+        self.weights[:3] = [
+            weight + base for weight, base in zip(self.weights, (2, 6, 6), strict=False)
+        ]
+
+    # operations
+
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            name = self.random.choices(OPERATIONS, self.weights)[0]
+            getattr(self, f"do_{name}")()
+            self.compare()
+        while self.sequences:
+            self.do_release()
+            self.compare()
+        while self.copies:
+            self.do_copies()
+        assert self.real.reset()
+        self.real.check_integrity()
+        assert not any(self.shadow.cached)
+        assert all(g.num_empty == g.num_blocks - 1 for g in self.real.stats().groups)
+
+    def prompt(self) -> list[int]:
+        """Mostly one of the last prompts again, or the beginning of one and a few tokens more."""
+        known = self.random.choice(self.known[-8:])
+        cut = self.random.choice((0, len(known), len(known), self.random.randrange(len(known) + 1)))
+        tail = [self.random.randrange(2) for _ in range(self.random.choice((0, 0, 1, 15, 17, 50)))]
+        self.known.append(known[:cut] + tail)
+        return self.known[-1][:200]
+
+    def do_open(self) -> None:
+        if len(self.sequences) >= 6:
+            return self.do_release()
+        tokens, namespace = list(self.prompt()), self.random.choice(self.roots[:1] * 3 + self.roots)
+        match = self.real.peek_match(array("I", tokens), namespace)
+        assert match.num_tokens == self.naive.match(tokens, namespace)  # invariant 6
+        assert match.num_tokens <= max(0, len(tokens) - 1)  # invariant 10
+        table = self.real.open(match, namespace)
+        naive = self.naive.open(tokens, namespace)
+        sequence = Sequence(table, naive, namespace, tokens, match.num_tokens)
+        self.sequences.append(sequence)
+        self.check_kv(sequence)
+
+    def pick(self) -> Sequence | None:
+        return self.random.choice(self.sequences) if self.sequences else None
+
+    def do_step(self) -> None:
+        """Extend, then write the KV as the step would; committed later."""
+        sequence = self.pick()
+        if sequence is None:
+            return
+        missing = max(0, len(sequence.tokens) - sequence.num_written)
+        wanted = sequence.num_written + self.random.choice((0, 1, missing, missing, 16, 30))
+        real = self.real.extend(sequence.table, wanted)
+        naive = self.naive.extend(sequence.naive, wanted)
+        assert (real is None) == (naive is None)
+        if real is None or naive is None:
+            return
+        assert [c.group for c in real] == [group for group, _ in naive]
+        if real:
+            self.copies.append((real, naive))
+        for copied in real:
+            self.kv[copied.group][copied.target] = list(self.kv[copied.group][copied.source])
+        while len(sequence.tokens) < wanted:
+            sequence.tokens.append(self.random.randrange(2))
+        marks = self.marks(sequence)
+        for group, tables in enumerate(self.real.block_tables([sequence.table])):
+            for position in range(sequence.num_written, wanted):
+                block = tables.block_ids[position // B]
+                self.kv[group].setdefault(int(block), [0] * B)[position % B] = marks[position]
+        sequence.num_written = max(wanted, sequence.num_written)
+
+    def do_commit(self) -> None:
+        sequence = self.pick()
+        if sequence is None:
+            return
+        least = sequence.naive.num_committed
+        computed = self.random.choice(
+            (sequence.num_written,) * 3 + (least, (least + sequence.num_written) // 2)
+        )
+        self.shadow.learn(sequence.namespace, sequence.tokens)
+        self.real.commit(sequence.table, array("I", sequence.tokens), computed)
+        self.naive.commit(sequence.naive, sequence.tokens, computed)
+
+    def do_fork(self) -> None:
+        sequence = self.pick()
+        if sequence is None:
+            return
+        table, naive = self.real.fork(sequence.table), self.naive.fork(sequence.naive)
+        committed = naive.num_committed
+        tokens = sequence.tokens[: committed + self.random.randrange(3)]
+        self.sequences.append(Sequence(table, naive, sequence.namespace, tokens, committed))
+
+    def do_release(self) -> None:
+        sequence = self.pick()
+        if sequence is None:
+            return
+        self.sequences.remove(sequence)
+        self.known.append(sequence.tokens)
+        self.real.release(sequence.table)
+        self.naive.release(sequence.naive)
+
+    def do_copies(self) -> None:
+        if self.copies:
+            real, naive = self.copies.pop(self.random.randrange(len(self.copies)))
+            self.real.release_copies(real)
+            self.naive.release_copies(naive)
+
+    def do_evict(self) -> None:
+        group, count = self.random.randrange(len(self.kv)), self.random.randrange(6)
+        freed = self.real.evict(count, GroupId(group))
+        assert freed == self.naive.groups[group].evict(count)  # invariant 8
+        held = self.real.stats().groups[group]
+        assert freed == count or held.num_evictable == 0
+
+    def do_admit(self) -> None:
+        """What ``can_admit`` promises is tried out on a copy of the naive cache."""
+        tokens, namespace = self.prompt(), self.random.choice(self.roots)
+        reserve, chunk = self.random.randrange(3), self.random.choice((None, 1, 16, 50))
+        length = len(tokens) + self.random.randrange(40)
+        match = self.real.peek_match(array("I", tokens), namespace)
+        says = self.real.can_admit(match, length, reserve_blocks=reserve, chunk_tokens=chunk)
+        trial = copy.deepcopy(self.naive)
+        table, fits = trial.open(tokens, namespace), True
+        tokens = tokens + [9] * length
+        while fits and table.num_committed < length:
+            until = min(length, table.num_committed + (chunk or length))
+            fits = trial.extend(table, until) is not None
+            if fits:
+                trial.commit(table, tokens, until)
+        full = [group for group in trial.groups if group.window is None]
+        fits = fits and all(g.num_empty + len(g.evictable) >= reserve for g in full)
+        assert fits or not says
+        assert says or not fits or len(full) < len(trial.groups)
+
+    def do_wrong(self) -> None:
+        """Wrong calls are loud and change nothing; ``compare`` looks."""
+        sequence = self.pick()
+        calls = [lambda: self.real.release(TableId(12345)), lambda: self.real.fork(TableId(0))]
+        if sequence is not None:
+            few, many = sequence.naive.num_committed - 1, sequence.num_written + 500
+            tokens = array("I", [0] * (many + 1))
+            calls.append(lambda: self.real.commit(sequence.table, tokens, many))
+            calls.append(lambda: self.real.commit(sequence.table, tokens[:1], 2))
+            if few >= 0:
+                calls.append(lambda: self.real.commit(sequence.table, tokens, few))
+        with pytest.raises(AssertionError):
+            self.random.choice(calls)()
+
+    # comparison
+
+    def marks(self, sequence: Sequence) -> list[int]:
+        """The KV of a position depends on the namespace and all tokens up to it."""
+        marks = sequence.marks
+        while len(marks) < len(sequence.tokens):
+            before = marks[-1] if marks else int.from_bytes(sequence.namespace[:6], "little")
+            marks.append(hash((before, sequence.tokens[len(marks)])))
+        return marks
+
+    def check_kv(self, sequence: Sequence) -> None:
+        marks, committed = self.marks(sequence), sequence.naive.num_committed
+        for group, tables in enumerate(self.real.block_tables([sequence.table])):
+            for j, block in enumerate(tables.block_ids[: -(-committed // B)]):
+                if block:
+                    span = marks[j * B : min(committed, (j + 1) * B)]
+                    assert self.kv[group][int(block)][: len(span)] == span, "a wrong block's KV"
+
+    def compare(self) -> None:
+        self.real.check_integrity()
+        for sequence in self.sequences:
+            self.check_kv(sequence)
+        stats = self.real.stats()
+        assert stats.num_hash_mismatches == 0
+        for g, naive in enumerate(self.naive.groups):
+            counts = stats.groups[g]
+            assert counts.num_empty == naive.num_empty
+            assert counts.num_published == len(naive.published)
+            assert set(self.shadow.cached[g].values()) == set(naive.published)
+            assert self.shadow.removed[g] == naive.evicted_keys  # invariant 9: block for block
+            self.compare_blocks(g, naive.evictable)
+
+    def compare_blocks(self, g: int, naive_evictable: list[NaiveBlock]) -> None:
+        """Real ids and naive blocks stand one to one."""
+        real = list(evictable_blocks(self.real, GroupId(g)))
+        naive: list[NaiveBlock | None] = list(naive_evictable)
+        assert len(real) == len(naive)
+        for sequence in self.sequences:
+            real += [int(b) for b in self.real.block_tables([sequence.table])[g].block_ids]
+            naive += sequence.naive.blocks[g]
+        pairs = {(block, id(twin)) for block, twin in zip(real, naive, strict=True)}
+        assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
+        assert all((a == 0) == (b == id(None)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("seed", fuzz_seeds(40))
+def test_real_and_naive_agree(seed: int) -> None:
+    Harness(seed).run(300)

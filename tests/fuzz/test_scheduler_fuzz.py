@@ -1,0 +1,97 @@
+"""Random traffic on small pools: outputs equal those without a cache, and every step adds up."""
+
+import os
+import random
+
+import pytest
+
+from model.reading_executor import continuation
+from model.scheduler_bench import Bench, output_of
+from pagemill.core.request import Request
+
+NUM_RUNS = 30
+
+
+def seeds() -> list[int]:
+    if given := os.environ.get("PAGEMILL_SEED"):
+        return [int(given)]
+    fresh = random.SystemRandom()
+    return [fresh.randrange(1 << 32) for _ in range(NUM_RUNS * fuzz_scale())]
+
+
+def fuzz_scale() -> int:
+    return int(os.environ.get("PAGEMILL_FUZZ", "1"))
+
+
+class Traffic:
+    """One run: prompts that share prefixes, arrivals and aborts at random steps."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        rng = self.rng
+        self.budget = rng.choice([16, 40, 64, 200])
+        self.bench = Bench(
+            num_blocks=rng.randrange(12, 60),
+            prefix_index=rng.choice(["flat", "flat", "off"]),
+            max_num_batched_tokens=self.budget,
+            max_num_seqs=rng.choice([1, 4, 16]),
+            policy=rng.choice(["fcfs", "priority"]),
+            max_model_len=600,
+        )
+        self.prefixes = [[rng.randrange(1000) for _ in range(90)] for _ in range(3)]
+        self.requests: list[tuple[Request, list[int], int]] = []
+        self.aborted: set[int] = set()
+
+    def arrive(self) -> None:
+        rng = self.rng
+        shared = rng.choice(self.prefixes)[: rng.randrange(90)]
+        prompt = shared + [rng.randrange(1000) for _ in range(rng.randrange(1, 40))]
+        capacity = self.bench.scheduler.max_sequence_tokens()
+        max_tokens = rng.randrange(1, 60)
+        if len(prompt) + max_tokens > capacity:
+            return
+        request = self.bench.add(
+            prompt,
+            max_tokens,
+            priority=rng.randrange(3),
+            salt=rng.choice(["", "", "other"]),
+        )
+        self.requests.append((request, prompt, max_tokens))
+
+    def abort_one(self) -> None:
+        if self.requests:
+            request = self.rng.choice(self.requests)[0]
+            if self.bench.scheduler.abort(request.sequence_id) is not None:
+                self.aborted.add(request.sequence_id)
+
+    def run(self) -> None:
+        for _ in range(self.rng.randrange(20, 80)):
+            for _ in range(self.rng.choice([0, 0, 1, 3])):
+                self.arrive()
+            if self.rng.random() < 0.05:
+                self.abort_one()
+            self.check_step()
+        while self.bench.scheduler.has_work:
+            self.check_step()
+
+    def check_step(self) -> None:
+        had_work = self.bench.scheduler.has_work
+        outputs = self.bench.step()
+        assert bool(outputs) == had_work, "a step with work computes something"
+        if outputs:
+            assert self.bench.plans[-1].num_tokens <= self.budget
+
+    def check_end(self) -> None:
+        for request, prompt, max_tokens in self.requests:
+            if request.sequence_id in self.aborted:
+                continue
+            assert output_of(request) == continuation(prompt, max_tokens), request.request_id
+            assert (request.num_cached_tokens or 0) < len(prompt)
+        assert self.bench.num_held_blocks() == 0
+
+
+@pytest.mark.parametrize("seed", seeds())
+def test_random_traffic_gives_the_outputs_of_no_cache(seed: int) -> None:
+    traffic = Traffic(seed)
+    traffic.run()
+    traffic.check_end()
