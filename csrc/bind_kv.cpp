@@ -1,6 +1,5 @@
 // KV of one layer group: writing, copying, attention. Python owns the memory.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -9,19 +8,21 @@
 
 #include "kernels/attention.hpp"
 #include "kernels/ops.hpp"
+#include "tensor_arg.hpp"
 
 namespace nb = nanobind;
 using pagemill::KvFormat;
 
 namespace {
 
-using HeadRows = nb::ndarray<float, nb::ndim<3>, nb::device::cpu>;
-using ConstHeadRows = nb::ndarray<const float, nb::ndim<3>, nb::device::cpu>;
-using Qkv = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using ConstRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ConstFloats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Pairs = nb::ndarray<const int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+using pagemill::TensorArg;
+using HeadRows = TensorArg<float, 3, true>;
+using ConstHeadRows = TensorArg<const float, 3, true>;
+using Qkv = TensorArg<float, 3>;
+using ConstRows = TensorArg<const float, 2>;
+using ConstFloats = TensorArg<const float, 1>;
+using Ints = TensorArg<const int32_t, 1>;
+using Pairs = TensorArg<const int64_t, 2>;
 
 void require(bool condition, const char *words) {
     if (!condition) throw nb::value_error(words);
@@ -103,6 +104,7 @@ class KvArena {
     }
 
     void copy_blocks(Pairs pairs) const {
+        require(pairs.shape(1) == 2, "copies are pairs of a source and a target");
         for (size_t i = 0; i < pairs.size(); ++i) {
             require(pairs.data()[i] >= 0 && pairs.data()[i] < kv_.num_blocks,
                     "a block id lies outside of the pool");
@@ -189,17 +191,13 @@ void bind_kv(nb::module_ &m) {
              nb::arg("block_size"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
              nb::arg("kv_format"))
         .def_prop_ro("tile_bytes", &KvArena::tile_bytes)
-        .def("write", &KvArena::write, nb::arg("layer"), nb::arg("k").noconvert(),
-             nb::arg("v").noconvert(), nb::arg("slots").noconvert())
-        .def("rotate_and_write", &KvArena::rotate_and_write, nb::arg("layer"),
-             nb::arg("qkv").noconvert(), nb::arg("table").noconvert(),
-             nb::arg("positions").noconvert(), nb::arg("slots").noconvert(),
-             nb::arg("query_norm").noconvert().none(), nb::arg("key_norm").noconvert().none(),
-             nb::arg("eps"))
-        .def("copy_blocks", &KvArena::copy_blocks, nb::arg("pairs").noconvert())
-        .def("attention", &KvArena::attention, nb::arg("layer"), nb::arg("q").noconvert(),
-             nb::arg("out").noconvert(), nb::arg("query_start").noconvert(),
-             nb::arg("context_start").noconvert(), nb::arg("block_ids").noconvert(),
-             nb::arg("indptr").noconvert(), nb::arg("scale"), nb::arg("window"),
-             nb::arg("softcap"));
+        .def("write", &KvArena::write, nb::arg("layer"), nb::arg("k"), nb::arg("v"),
+             nb::arg("slots"))
+        .def("rotate_and_write", &KvArena::rotate_and_write, nb::arg("layer"), nb::arg("qkv"),
+             nb::arg("table"), nb::arg("positions"), nb::arg("slots"), nb::arg("query_norm").none(),
+             nb::arg("key_norm").none(), nb::arg("eps"))
+        .def("copy_blocks", &KvArena::copy_blocks, nb::arg("pairs"))
+        .def("attention", &KvArena::attention, nb::arg("layer"), nb::arg("q"), nb::arg("out"),
+             nb::arg("query_start"), nb::arg("context_start"), nb::arg("block_ids"),
+             nb::arg("indptr"), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"));
 }

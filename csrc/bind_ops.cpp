@@ -1,27 +1,25 @@
 // Norms, activations and small products on torch or numpy arrays in host memory.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 
 #include "kernels/ops.hpp"
+#include "tensor_arg.hpp"
 
 namespace nb = nanobind;
 
 namespace {
 
-using Rows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ConstRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ConstFloats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-// bfloat16: C++20 has no type for it, so the dtype is checked by hand
-using Bits = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using pagemill::TensorArg;
+using Rows = TensorArg<float, 2>;
+using ConstRows = TensorArg<const float, 2>;
+using ConstFloats = TensorArg<const float, 1>;
+using Bf16Rows = TensorArg<const pagemill::Bf16, 2>;
 
 void require(bool condition, const char *words) {
     if (!condition) throw nb::value_error(words);
 }
 
-const uint16_t *bf16_data(const Bits &values) {
-    const nb::dlpack::dtype bf16 = {static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
-    if (values.dtype() != bf16) throw nb::type_error("a bfloat16 matrix is needed");
-    return static_cast<const uint16_t *>(values.data());
+const uint16_t *bits_of(const Bf16Rows &values) {
+    return reinterpret_cast<const uint16_t *>(values.data());
 }
 
 void rms_norm(ConstRows x, ConstFloats weight, float eps, Rows out) {
@@ -42,20 +40,20 @@ void activate(ConstRows gate_up, Rows out) {
                        static_cast<int64_t>(out.shape(0)));
 }
 
-void linear_bf16(ConstRows x, Bits weight, Rows out) {
+void linear_bf16(ConstRows x, Bf16Rows weight, Rows out) {
     require(x.shape(1) == weight.shape(1), "x and weight differ in columns");
     require(out.shape(0) == x.shape(0) && out.shape(1) == weight.shape(0),
             "out must be [rows of x, rows of weight]");
     const int64_t k = static_cast<int64_t>(x.shape(1));
-    const uint16_t *w = bf16_data(weight);
+    const uint16_t *w = bits_of(weight);
     nb::gil_scoped_release release;
     pagemill::linear_bf16(x.data(), k, static_cast<int64_t>(x.shape(0)), w,
                           static_cast<int64_t>(weight.shape(0)), k, out.data());
 }
 
-void widen_bf16(Bits in, Rows out) {
+void widen_bf16(Bf16Rows in, Rows out) {
     require(in.shape(0) == out.shape(0) && in.shape(1) == out.shape(1), "shapes differ");
-    const uint16_t *values = bf16_data(in);
+    const uint16_t *values = bits_of(in);
     nb::gil_scoped_release release;
     pagemill::widen_bf16(values, out.data(), static_cast<int64_t>(in.size()));
 }
@@ -69,15 +67,12 @@ nb::list available_isas() {
 }  // namespace
 
 void bind_ops(nb::module_ &m) {
-    m.def("rms_norm", &rms_norm, nb::arg("x").noconvert(), nb::arg("weight").noconvert(),
-          nb::arg("eps"), nb::arg("out").noconvert());
-    m.def("silu_mul", &activate<pagemill::Activation::kSilu>, nb::arg("gate_up").noconvert(),
-          nb::arg("out").noconvert());
-    m.def("gelu_tanh_mul", &activate<pagemill::Activation::kGeluTanh>,
-          nb::arg("gate_up").noconvert(), nb::arg("out").noconvert());
-    m.def("linear_bf16", &linear_bf16, nb::arg("x").noconvert(), nb::arg("weight").noconvert(),
-          nb::arg("out").noconvert());
-    m.def("widen_bf16", &widen_bf16, nb::arg("values").noconvert(), nb::arg("out").noconvert());
+    m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"));
+    m.def("silu_mul", &activate<pagemill::Activation::kSilu>, nb::arg("gate_up"), nb::arg("out"));
+    m.def("gelu_tanh_mul", &activate<pagemill::Activation::kGeluTanh>, nb::arg("gate_up"),
+          nb::arg("out"));
+    m.def("linear_bf16", &linear_bf16, nb::arg("x"), nb::arg("weight"), nb::arg("out"));
+    m.def("widen_bf16", &widen_bf16, nb::arg("values"), nb::arg("out"));
     m.def("set_isa", &pagemill::set_isa, nb::arg("name"));
     m.def("isa_name", &pagemill::isa_name);
     m.def("available_isas", &available_isas);

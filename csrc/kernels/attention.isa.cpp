@@ -14,7 +14,7 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f;
 constexpr float kSlack = 6.0f;
-constexpr int kDirectRows = 8;  // up to here coded K and V are widened in registers, above it once
+constexpr int kDirectRows = 8;  // few rows: K and V are fetched and widened where they are used
 
 int64_t round_up(int64_t count, int64_t size) { return (count + size - 1) / size * size; }
 
@@ -47,7 +47,7 @@ struct Tile {
     const AttentionCall &call;
     const RowTile &rows;
     int64_t num_heads_each, num_rows, dim, begin, end;
-    bool widens;
+    bool has_many_rows, widens;
     MicroKernels micro;
     float *q, *scores, *lane_sums;  // [rows][D], [rows][64], [rows][16]
     uint8_t *keys, *values;         // a step of K and V as float32, or the last V without its rest
@@ -56,8 +56,10 @@ struct Tile {
 
 int64_t heads_each(const AttentionCall &call) { return call.num_heads / call.kv.num_kv_heads; }
 
-MicroKernels choose(const AttentionCall &call, bool widens) {
-    if (widens) return micro_kernels<Fp32Lines, false>();
+// With many rows a step of K and V is used often: it is fetched and widened once. With few, every
+// line is fetched ahead and widened where it is used.
+MicroKernels choose(const AttentionCall &call, bool has_many_rows) {
+    if (has_many_rows) return micro_kernels<Fp32Lines, false>();
     if (call.kv.format == KvFormat::kBf16) return micro_kernels<Bf16Lines, true>();
     return micro_kernels<Fp32Lines, true>();
 }
@@ -66,9 +68,9 @@ Tile make_tile(const AttentionCall &call, const RowTile &rows, float *scratch) {
     const int64_t each = heads_each(call), num_rows = rows.num_tokens * each;
     const int64_t dim = call.kv.head_dim, end = rows.position + rows.num_tokens;
     const int64_t begin = call.window ? larger(int64_t{0}, rows.position - call.window + 1) : 0;
-    const bool widens = call.kv.format != KvFormat::kFp32 && num_rows > kDirectRows;
+    const bool many = num_rows > kDirectRows, widens = many && call.kv.format != KvFormat::kFp32;
     Tile tile = {
-        call,    rows,    each,    num_rows, dim,     begin, end, widens, choose(call, widens),
+        call,    rows,    each,    num_rows, dim,     begin, end, many, widens, choose(call, many),
         nullptr, nullptr, nullptr, nullptr,  nullptr, {},    {}};
     tile.q = scratch;
     tile.scores = tile.q + num_rows * dim;
@@ -103,10 +105,10 @@ const uint8_t *group_of(const Tile &tile, int64_t group) {
 template <typename Lines>
 void widen(const uint8_t *from, int64_t num_pairs, uint8_t *to) {
     for (int64_t pair = 0; pair < num_pairs; ++pair) {
-        const RowPair rows = Lines::load_pair(from + pair * Lines::kPairBytes);
+        const uint8_t *lines = from + pair * Lines::kPairBytes;
         float *out = reinterpret_cast<float *>(to) + pair * 32;
-        store_row(out, rows.even);
-        store_row(out + 16, rows.odd);
+        store_row(out, Lines::load_even(lines));
+        store_row(out + 16, Lines::load_odd(lines));
     }
 }
 
@@ -146,8 +148,10 @@ Step find_step(const Tile &tile, int64_t first_group, int64_t end_group, int64_t
     return step;
 }
 
-void fetch(const uint8_t *from, int64_t num_bytes) {
-    for (int64_t i = 0; i < num_bytes; i += 64) prefetch(from + i);
+void fetch_ahead(const Tile &tile, const Step &step) {
+    for (int b = 0; b < step.num_groups; ++b) {
+        for (int64_t i = 0; i < tile.call.kv.group_bytes; i += 64) prefetch(step.k_ahead[b] + i);
+    }
 }
 
 // K and V of the step as float32 in the scratch, which the step then reads.
@@ -156,7 +160,6 @@ void widen_step(const Tile &tile, Step &step) {
     for (int b = 0; b < step.num_groups; ++b) {
         uint8_t *keys = tile.keys + b * group_floats * 4,
                 *values = tile.values + b * group_floats * 4;
-        fetch(step.k_ahead[b], tile.call.kv.group_bytes);
         widen<Bf16Lines>(step.k[b], tile.dim / 2, keys);
         widen<Bf16Lines>(step.v[b], tile.dim / 2, values);
         step.k[b] = keys;
@@ -191,7 +194,8 @@ static inline void each_part(const Tile &tile, Fn fn) {
 }
 
 void score_step(const Tile &tile, const Step &step) {
-    const int groups_each = tile.widens ? 1 : step.num_groups;  // few rows: several groups at once
+    const int groups_each =
+        tile.has_many_rows ? 1 : step.num_groups;  // few rows: several groups at once
     for (int b = 0; b < step.num_groups; b += groups_each) {
         each_part(tile, [&](int64_t first, int64_t count) {
             tile.micro.score[count](tile.q + first * tile.dim, tile.dim, step.k + b,
@@ -202,7 +206,7 @@ void score_step(const Tile &tile, const Step &step) {
 }
 
 void value_step(const Tile &tile, const Step &step) {
-    const int64_t num_columns = tile.dim / 16, columns_each = tile.widens ? 1 : num_columns;
+    const int64_t num_columns = tile.dim / 16, columns_each = tile.has_many_rows ? 1 : num_columns;
     for (int64_t column = 0; column < num_columns; column += columns_each) {
         each_part(tile, [&](int64_t first, int64_t count) {
             tile.micro.value[count](tile.scores + first * kStepTokens, step.v, step.v_ahead,
@@ -273,6 +277,7 @@ void weigh_row(const Tile &tile, int num_groups, int64_t r) {
 
 void attend_step(const Tile &tile, int64_t first_group, int64_t end_group, int64_t last_group) {
     Step step = find_step(tile, first_group, end_group, last_group);
+    if (tile.has_many_rows) fetch_ahead(tile, step);
     if (tile.widens) widen_step(tile, step);
     clear_behind_end(tile, step);
     score_step(tile, step);

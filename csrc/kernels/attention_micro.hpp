@@ -13,37 +13,51 @@ namespace pagemill::PAGEMILL_ISA {
 // latency of the multiply-add, few enough not to spill.
 template <int kRows>
 constexpr int side_by_side() {
-    constexpr int budget = (kVectorRegisters == 32 ? 24 : 12) / (kRows * kParts);
+    constexpr int budget = (kVectorRegisters == 32 ? 24 : 8) / (kRows * kParts);
     return budget >= 4 ? 4 : budget >= 2 ? 2 : 1;
+}
+
+// acc[r][column] += factors[r] * row, where the factors lie `stride` floats apart.
+template <int kRows, int kColumns>
+PAGEMILL_INLINE static inline void add_products(const float *factors, int64_t stride,
+                                                const Row &row, Row (&acc)[kRows][kColumns],
+                                                int column) {
+    unroll<kRows>([&](auto r) PAGEMILL_INLINE {
+        const Vec factor = broadcast(factors[r * stride]);
+        unroll<kParts>([&](auto i) PAGEMILL_INLINE {
+            acc[r][column].part[i] = fma(factor, row.part[i], acc[r][column].part[i]);
+        });
+    });
+}
+
+template <typename Lines, bool kAhead>
+PAGEMILL_INLINE static inline void fetch_pair(const uint8_t *lines) {
+    if constexpr (kAhead) {
+        for (int i = 0; i < Lines::kPairBytes; i += 64) prefetch(lines + i);
+    }
 }
 
 // scores[r][b * 16 + t] = sum over c of q[r][c] * K[b][c][t]. `ahead` are lines to fetch meanwhile.
 template <typename Lines, bool kAhead, int kRows, int kGroups>
 static inline void score_tile(const float *q, int64_t dim, const uint8_t *const *k,
                               const uint8_t *const *ahead, float *scores) {
-    Row acc[kRows][kGroups] = {};
+    Row acc[kRows][kGroups];
+    unroll<kRows>([&](auto r) PAGEMILL_INLINE {
+        unroll<kGroups>([&](auto b) PAGEMILL_INLINE { acc[r][b] = splat_row(0.0f); });
+    });
     for (int64_t pair = 0; pair < dim / 2; ++pair) {
-        for (int b = 0; b < kGroups; ++b) {
-            const int64_t offset = pair * Lines::kPairBytes;
-            const RowPair keys = Lines::load_pair(k[b] + offset);
-            if constexpr (kAhead) {
-                for (int i = 0; i < Lines::kPairBytes; i += 64) prefetch(ahead[b] + offset + i);
-            }
-            for (int r = 0; r < kRows; ++r) {
-                const Vec even = broadcast(q[r * dim + 2 * pair]);
-                const Vec odd = broadcast(q[r * dim + 2 * pair + 1]);
-                for (int i = 0; i < kParts; ++i) {
-                    acc[r][b].part[i] = fma(even, keys.even.part[i], acc[r][b].part[i]);
-                    acc[r][b].part[i] = fma(odd, keys.odd.part[i], acc[r][b].part[i]);
-                }
-            }
-        }
+        const int64_t offset = pair * Lines::kPairBytes;
+        unroll<kGroups>([&](auto b) PAGEMILL_INLINE {
+            fetch_pair<Lines, kAhead>(ahead[b] + offset);
+            add_products<kRows>(q + 2 * pair, dim, Lines::load_even(k[b] + offset), acc, b);
+            add_products<kRows>(q + 2 * pair + 1, dim, Lines::load_odd(k[b] + offset), acc, b);
+        });
     }
-    for (int r = 0; r < kRows; ++r) {
-        for (int b = 0; b < kGroups; ++b) {
+    unroll<kRows>([&](auto r) PAGEMILL_INLINE {
+        unroll<kGroups>([&](auto b) PAGEMILL_INLINE {
             store_row(scores + r * kStepTokens + b * kGroupTokens, acc[r][b]);
-        }
-    }
+        });
+    });
 }
 
 template <typename Lines, bool kAhead, int kRows>
@@ -66,31 +80,28 @@ static inline void value_tile(const float *p, const uint8_t *const *v, const uin
                               int num_groups, int64_t column, float *out, int64_t dim) {
     constexpr int64_t kColumnBytes = kValuePairs * Lines::kPairBytes;
     Row acc[kRows][kColumns];
-    for (int r = 0; r < kRows; ++r) {
-        for (int c = 0; c < kColumns; ++c) acc[r][c] = load_row(out + r * dim + (column + c) * 16);
-    }
+    unroll<kRows>([&](auto r) PAGEMILL_INLINE {
+        unroll<kColumns>([&](auto c) PAGEMILL_INLINE {
+            acc[r][c] = load_row(out + r * dim + (column + c) * 16);
+        });
+    });
     for (int b = 0; b < num_groups; ++b) {
         for (int pair = 0; pair < kValuePairs; ++pair) {
-            for (int c = 0; c < kColumns; ++c) {
+            const float *weights = p + b * kGroupTokens + 2 * pair;
+            unroll<kColumns>([&](auto c) PAGEMILL_INLINE {
                 const int64_t offset = (column + c) * kColumnBytes + pair * Lines::kPairBytes;
-                const RowPair values = Lines::load_pair(v[b] + offset);
-                if constexpr (kAhead) {
-                    for (int i = 0; i < Lines::kPairBytes; i += 64) prefetch(ahead[b] + offset + i);
-                }
-                for (int r = 0; r < kRows; ++r) {
-                    const float *weights = p + r * kStepTokens + b * kGroupTokens + 2 * pair;
-                    const Vec even = broadcast(weights[0]), odd = broadcast(weights[1]);
-                    for (int i = 0; i < kParts; ++i) {
-                        acc[r][c].part[i] = fma(even, values.even.part[i], acc[r][c].part[i]);
-                        acc[r][c].part[i] = fma(odd, values.odd.part[i], acc[r][c].part[i]);
-                    }
-                }
-            }
+                const uint8_t *lines = v[b] + offset;
+                fetch_pair<Lines, kAhead>(ahead[b] + offset);
+                add_products<kRows>(weights, kStepTokens, Lines::load_even(lines), acc, c);
+                add_products<kRows>(weights + 1, kStepTokens, Lines::load_odd(lines), acc, c);
+            });
         }
     }
-    for (int r = 0; r < kRows; ++r) {
-        for (int c = 0; c < kColumns; ++c) store_row(out + r * dim + (column + c) * 16, acc[r][c]);
-    }
+    unroll<kRows>([&](auto r) PAGEMILL_INLINE {
+        unroll<kColumns>([&](auto c) PAGEMILL_INLINE {
+            store_row(out + r * dim + (column + c) * 16, acc[r][c]);
+        });
+    });
 }
 
 template <typename Lines, bool kAhead, int kRows>

@@ -6,24 +6,17 @@
 
 namespace pagemill::PAGEMILL_ISA {
 
-// Two rows of 16: channels 2i and 2i + 1 of 16 tokens (K), or tokens 2i and 2i + 1 of 16 channels
-// (V).
-struct RowPair {
-    Row even, odd;
-};
-
+// A pair is two rows of 16: channels 2i and 2i + 1 of 16 tokens (K), or tokens 2i and 2i + 1 of 16
+// channels (V). They are loaded one after the other: both at once, and the sums of six query rows
+// would no longer fit in 16 registers.
 struct Fp32Lines {
     static constexpr int kPairBytes = 128;
     static constexpr int kMaxRows = kVectorRegisters == 16 && kParts == 4 ? 2 : 6;
 
-    static inline RowPair load_pair(const uint8_t *p) {
-        RowPair pair;
-        for (int i = 0; i < kParts; ++i) {
-            pair.even.part[i] = load(p + i * 4 * kLanes);
-            pair.odd.part[i] = load(p + 64 + i * 4 * kLanes);
-        }
-        return pair;
+    static inline Row load_even(const uint8_t *p) {
+        return load_row(reinterpret_cast<const float *>(p));
     }
+    static inline Row load_odd(const uint8_t *p) { return load_even(p + 64); }
 
     static inline void put(uint8_t *lines, int64_t pair, int lane, float even, float odd) {
         float *line = reinterpret_cast<float *>(lines + pair * kPairBytes);
@@ -40,14 +33,16 @@ struct Bf16Lines {
     static constexpr int kPairBytes = 64;
     static constexpr int kMaxRows = kVectorRegisters == 16 ? (kParts == 4 ? 2 : 4) : 6;
 
-    static inline RowPair load_pair(const uint8_t *p) {
-        RowPair pair;
-        for (int i = 0; i < kParts; ++i) {
-            BitVec bits = load_bits(p + i * 4 * kLanes);
-            pair.even.part[i] = low_bf16(bits);
-            pair.odd.part[i] = high_bf16(bits);
-        }
-        return pair;
+    static inline Row load_even(const uint8_t *p) {
+        Row row;
+        for (int i = 0; i < kParts; ++i) row.part[i] = low_bf16(load_bits(p + i * 4 * kLanes));
+        return row;
+    }
+
+    static inline Row load_odd(const uint8_t *p) {
+        Row row;
+        for (int i = 0; i < kParts; ++i) row.part[i] = high_bf16(load_bits(p + i * 4 * kLanes));
+        return row;
     }
 
     static inline void put(uint8_t *lines, int64_t pair, int lane, float even, float odd) {

@@ -30,6 +30,23 @@ typedef float Vec __attribute__((vector_size(4 * kLanes)));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t BitVec __attribute__((vector_size(4 * kLanes)));
 
+#define PAGEMILL_INLINE __attribute__((always_inline))
+
+// fn(Index<0>), fn(Index<1>) ... fn(Index<kCount - 1>): a loop whose index is a constant from the
+// start, so that arrays it runs over live in registers.
+template <int kValue>
+struct Index {
+    PAGEMILL_INLINE constexpr operator int() const { return kValue; }
+};
+
+template <int kCount, int kFirst = 0, typename Fn>
+PAGEMILL_INLINE static inline void unroll(const Fn &fn) {
+    if constexpr (kFirst < kCount) {
+        fn(Index<kFirst>{});
+        unroll<kCount, kFirst + 1>(fn);
+    }
+}
+
 // 16 values: the scores of a token group, or 16 channels.
 struct Row {
     Vec part[kParts];

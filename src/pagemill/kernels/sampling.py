@@ -130,7 +130,7 @@ def _penalize(scores: Tensor, row: SampleRow) -> None:
     if not params.needs_history:
         return
     assert row.history is not None, "penalties need the tokens before"
-    history = np.fromiter(row.history, np.int64, len(row.history))
+    history = np.asarray(row.history).astype(np.int64)
     if params.repetition_penalty != 1.0:
         ids = torch.from_numpy(np.unique(history))
         seen, factor = scores[ids], params.repetition_penalty
