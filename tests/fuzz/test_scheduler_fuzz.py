@@ -1,26 +1,15 @@
 """Random traffic on small pools: outputs equal those without a cache, and every step adds up."""
 
-import os
 import random
 
 import pytest
 
 from model.reading_executor import continuation
 from model.scheduler_bench import Bench, output_of
+from model.seeds import fuzz_seeds
 from pagemill.core.request import Request
 
 NUM_RUNS = 30
-
-
-def seeds() -> list[int]:
-    if given := os.environ.get("PAGEMILL_SEED"):
-        return [int(given)]
-    fresh = random.SystemRandom()
-    return [fresh.randrange(1 << 32) for _ in range(NUM_RUNS * fuzz_scale())]
-
-
-def fuzz_scale() -> int:
-    return int(os.environ.get("PAGEMILL_FUZZ", "1"))
 
 
 class Traffic:
@@ -30,8 +19,10 @@ class Traffic:
         self.rng = random.Random(seed)
         rng = self.rng
         self.budget = rng.choice([16, 40, 64, 200])
+        self.windows = rng.choice([(None,), (None,), (None, 20), (None, 7, 40), (33,)])
         self.bench = Bench(
-            num_blocks=rng.randrange(12, 60),
+            num_blocks=[self._num_blocks(window) for window in self.windows],
+            windows=self.windows,
             prefix_index=rng.choice(["flat", "flat", "off"]),
             max_num_batched_tokens=self.budget,
             max_num_seqs=rng.choice([1, 4, 16]),
@@ -41,6 +32,11 @@ class Traffic:
         self.prefixes = [[rng.randrange(1000) for _ in range(90)] for _ in range(3)]
         self.requests: list[tuple[Request, list[int], int]] = []
         self.aborted: set[int] = set()
+
+    def _num_blocks(self, window: int | None) -> int:
+        """Small, but a window group holds at least one sequence's window and chunk."""
+        least = 12 if window is None else -(-(window - 1 + self.budget) // 16) + 2
+        return least + self.rng.randrange(48)
 
     def arrive(self) -> None:
         rng = self.rng
@@ -85,12 +81,14 @@ class Traffic:
         for request, prompt, max_tokens in self.requests:
             if request.sequence_id in self.aborted:
                 continue
-            assert output_of(request) == continuation(prompt, max_tokens), request.request_id
+            assert output_of(request) == continuation(prompt, max_tokens, self.windows), (
+                request.request_id
+            )
             assert (request.num_cached_tokens or 0) < len(prompt)
         assert self.bench.num_held_blocks() == 0
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", fuzz_seeds(NUM_RUNS))
 def test_random_traffic_gives_the_outputs_of_no_cache(seed: int) -> None:
     traffic = Traffic(seed)
     traffic.run()

@@ -163,6 +163,10 @@ class Engine:
         """Take a request. Raises RequestError, QueueFullError or EngineStoppedError at once."""
         if self._draining or not self._thread.is_alive():
             raise EngineStoppedError("the server is shutting down: send the request elsewhere")
+        return self.generate_later(ask, on_piece)
+
+    def generate_later(self, ask: Generate, on_piece: OnPiece) -> SequenceId:
+        """As ``generate``, for a caller that steps the engine itself instead of starting it."""
         request = self._request(ask)
         with self._lock:
             self._inbox.add(request, self.scheduler.num_waiting)
@@ -222,12 +226,20 @@ class Engine:
 
     def _run(self) -> None:
         while not self._stopping:
-            step = self._loop.step()
-            if step is not None:
-                self._deliver(step)
-            elif not self._inbox and not self.scheduler.has_work:
+            if not self.step() and not self._inbox and not self.scheduler.has_work:
                 self._rest()
         self._abort_all()
+
+    def step(self) -> bool:
+        """Run one step and hand out its pieces. False where there was nothing to compute."""
+        step = self._loop.step()
+        if step is None:
+            return False
+        for output in step.outputs:
+            self._deliver_one(output)
+        if self._on_step is not None:
+            self._on_step(step)
+        return True
 
     def _rest(self) -> None:
         """Idle: check the cache once, then sleep until something arrives."""
@@ -245,12 +257,6 @@ class Engine:
             self._wake.clear()
         if self._inbox:
             self._idle.clear()
-
-    def _deliver(self, step: Step) -> None:
-        for output in step.outputs:
-            self._deliver_one(output)
-        if self._on_step is not None:
-            self._on_step(step)
 
     def _deliver_one(self, output: SequenceOutput) -> None:
         request = output.request
