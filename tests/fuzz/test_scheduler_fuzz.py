@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from model.naive_scheduler import NaiveRequest, NaiveScheduler
 from model.reading_executor import continuation
 from model.scheduler_bench import Bench, output_of
 from model.seeds import fuzz_seeds
@@ -93,3 +94,36 @@ def test_random_traffic_gives_the_outputs_of_no_cache(seed: int) -> None:
     traffic = Traffic(seed)
     traffic.run()
     traffic.check_end()
+
+
+@pytest.mark.parametrize("seed", fuzz_seeds(NUM_RUNS))
+def test_plans_equal_those_of_the_naive_scheduler(seed: int) -> None:
+    """With blocks for everybody, who gets how many tokens is order, lanes and limits alone."""
+    rng = random.Random(seed)
+    budget, max_num_seqs = rng.choice([16, 50, 128]), rng.choice([2, 5, 16])
+    policy = rng.choice(["fcfs", "priority"])
+    bench = Bench(
+        num_blocks=4000,
+        prefix_index="off",
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        policy=policy,
+    )
+    naive = NaiveScheduler(budget, max_num_seqs)
+    live: dict[int, tuple[Request, NaiveRequest]] = {}
+    for _ in range(60):
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            prompt = [rng.randrange(1000)] * rng.choice([1, 5, 30, rng.randrange(1, 500)])
+            request = bench.add(prompt, rng.randrange(1, 12), priority=rng.randrange(3))
+            order = (request.priority,) if policy == "priority" else ()
+            twin = NaiveRequest(request.sequence_id, (*order, request.arrival_ns), len(prompt))
+            naive.requests.append(twin)
+            live[request.sequence_id] = (request, twin)
+        expected = naive.plan()
+        bench.step()
+        if expected:
+            plan = bench.plans[-1]
+            assert {part.sequence_id: part.count for part in plan.sequences} == expected
+        for request, twin in live.values():
+            twin.missing = request.num_missing_tokens
+            twin.is_finished = request.finish_reason is not None

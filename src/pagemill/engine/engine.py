@@ -129,7 +129,7 @@ class Engine:
         self._executor = executor
         self._eos = frozenset(eos_token_ids)
         self._inbox = Inbox(scheduler.config.max_queue)
-        self._loop = EngineLoop(scheduler, executor, clock, self._inbox, self._ended)
+        self.loop = EngineLoop(scheduler, executor, clock, self._inbox, self._ended)
         self._on_step = on_step
         self._on_finish = on_finish
         self._streams: dict[SequenceId, _Stream] = {}
@@ -232,7 +232,7 @@ class Engine:
 
     def step(self) -> bool:
         """Run one step and hand out its pieces. False where there was nothing to compute."""
-        step = self._loop.step()
+        step = self.loop.step()
         if step is None:
             return False
         for output in step.outputs:
@@ -267,7 +267,7 @@ class Engine:
         reason, stop_reason = output.finish_reason, request.stop_token_id
         if met is not None and reason is not FinishReason.ERROR:
             if reason is None:
-                self._loop.abort(request.sequence_id)
+                self.loop.abort(request.sequence_id)
             reason = FinishReason.STOP
         piece = Piece(
             text=text,
