@@ -9,6 +9,18 @@ from model.live_server import LiveServer
 from pagemill.models.home import known_model_path
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gemma", action="store_true", help="also run the tests on Gemma 3 270M")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Gemma's tests need a file that only ``scripts/fetch-gemma`` brings."""
+    if not config.getoption("--gemma"):
+        left_out = [item for item in items if item.get_closest_marker("gemma")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The GGUF of SmolLM2-135M. ``make test`` pulls it."""

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -190,9 +191,7 @@ def server_key(path: Path | None) -> bytes:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(secrets.token_bytes(KEY_BYTES))
-            os.link(loose, path)
-        except FileExistsError:
-            pass  # another process was first: its key is the key
+            _appear(Path(loose), path)
         finally:
             os.unlink(loose)
     except OSError as error:
@@ -201,6 +200,17 @@ def server_key(path: Path | None) -> bytes:
             " written, with --cache-key-file FILE"
         ) from error
     return _read_key(path)
+
+
+def _appear(loose: Path, path: Path) -> None:
+    """Give ``loose`` the name ``path`` too, unless another process was first."""
+    try:
+        os.link(loose, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links: a race is possible there, half a key is not
+        shutil.copy(loose, second := f"{loose}.copy")
+        os.replace(second, path)
 
 
 def _read_key(path: Path) -> bytes:

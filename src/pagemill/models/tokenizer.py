@@ -10,7 +10,7 @@ REPLACEMENT = "\ufffd"
 """What a decoder writes for bytes that are not (yet) a character."""
 MAX_BYTES_OF_A_CHARACTER = 4
 MAX_TOKEN_IDS = 1 << 32
-MAX_PENDING_TOKENS = 64
+MAX_BROKEN_TOKENS = 64
 """So many tokens without whole text are no text any more: what they give is shown as it is."""
 
 
@@ -92,27 +92,39 @@ class IncrementalDetokenizer:
         self._num_shown = 0
         self._text = ""
         self._num_given = 0
+        self._num_broken = 0
 
     def push(self, token_id: int) -> str:
         """The new text after one more token; empty while a character is incomplete."""
         self._ids.append(token_id)
         text = self._decode(self._ids)
-        if text == self._text and not text.endswith(REPLACEMENT) and self._may_forget(text):
+        if text == self._text and self._may_forget(token_id, text):
             self._ids.pop()
             return ""
+        self._num_broken = self._num_broken + 1 if text.endswith(REPLACEMENT) else 0
         self._text = text
-        num_pending = len(self._ids) - self._num_shown
-        whole = len(text) if num_pending > MAX_PENDING_TOKENS else len(text.rstrip(REPLACEMENT))
-        end = whole if num_pending < MAX_BYTES_OF_A_CHARACTER else max(whole, len(text) - 1)
+        end = self._end_of_whole_text(text)
         piece = text[self._num_given : end]
         self._num_given = max(self._num_given, end)
-        if whole == len(text) and text:
+        if end == len(text) and text:
             self._forget_shown()
         return piece
 
-    def _may_forget(self, text: str) -> bool:
-        """A textless token at the very start can be a space that is stripped only there."""
-        return bool(text) or len(self._ids) > MAX_PENDING_TOKENS
+    def _end_of_whole_text(self, text: str) -> int:
+        """How many characters can no longer change."""
+        if self._num_broken > MAX_BROKEN_TOKENS:
+            return len(text)
+        whole = len(text.rstrip(REPLACEMENT))
+        if self._num_broken < MAX_BYTES_OF_A_CHARACTER:
+            return whole
+        return max(whole, len(text) - 1)
+
+    def _may_forget(self, token_id: int, text: str) -> bool:
+        """Whether a token that changed nothing will never matter."""
+        if text.endswith(REPLACEMENT):  # a further byte of a character changes nothing either
+            return not self._decode([token_id])
+        # at the very start it can be a space, which is stripped only there
+        return bool(text) or len(self._ids) > MAX_BROKEN_TOKENS
 
     def _forget_shown(self) -> None:
         """All text is given out: from now on only what was pending is needed."""
