@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from kv_case import ISAS, Case, make_case
 from torch.nn.functional import scaled_dot_product_attention
 
+from model.kv_case import ISAS, Case, make_case
 from pagemill import _native
 from pagemill.kernels.attention_cpu import AttentionBatch, paged_attention
 from pagemill.kernels.attention_ref import paged_attention_ref
