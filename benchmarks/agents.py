@@ -24,7 +24,7 @@ from rich.progress import track
 from brute_force import exact_hits, expected_hits
 from common import DATA, Server, finish, make_parser
 
-NUM_REQUESTS = 60
+NUM_REQUESTS, QUICK_REQUESTS = 60, 14
 MAX_PROMPT_TOKENS = 8184
 OUTPUT_TOKENS = 8
 BLOCK_SIZE = 16
@@ -65,7 +65,9 @@ def tokenize(server: Server, texts: Sequence[str]) -> list[list[int]]:
         return [http.post("/tokenize", json={"prompt": text}).json()["tokens"] for text in texts]
 
 
-def choose(server: Server, texts: list[str]) -> tuple[list[str], list[list[int]], list[str]]:
+def choose(
+    server: Server, texts: list[str], count: int
+) -> tuple[list[str], list[list[int]], list[str]]:
     """(prompts taken, their token ids, prompts left out on the way)."""
     taken, ids, left_out = [], [], []
     for text in texts:
@@ -75,7 +77,7 @@ def choose(server: Server, texts: list[str]) -> tuple[list[str], list[list[int]]
             continue
         taken.append(text)
         ids.append(tokens)
-        if len(taken) == NUM_REQUESTS:
+        if len(taken) == count:
             break
     return taken, ids, left_out
 
@@ -151,9 +153,11 @@ def spread(count: int, size: int) -> list[int]:
 def with_cache(args: Any) -> tuple[dict[str, Any], list[str], list[Answer]]:
     flags = ("--dtype", "float32", "--num-blocks", str(NUM_BLOCKS))
     with Server(args.model, *flags) as server:
-        prompts, ids, left_out = choose(server, read_prompts(args.trace))
+        count = QUICK_REQUESTS if args.quick else NUM_REQUESTS
+        prompts, ids, left_out = choose(server, read_prompts(args.trace), count)
         answers = run(server, prompts, "with the cache")
-        clean_400 = refused(server, left_out[0]) if left_out else None
+        too_long = left_out[0] if left_out else " ".join(prompts)
+        clean_400 = refused(server, too_long)
     expected, exact = expected_hits(ids, BLOCK_SIZE), exact_hits(ids)
     hits = [answer.cached_tokens for answer in answers]
     total = sum(map(len, ids))

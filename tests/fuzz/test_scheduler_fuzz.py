@@ -1,26 +1,16 @@
 """Random traffic on small pools: outputs equal those without a cache, and every step adds up."""
 
-import os
 import random
 
 import pytest
 
+from model.naive_scheduler import NaiveRequest, NaiveScheduler
 from model.reading_executor import continuation
 from model.scheduler_bench import Bench, output_of
+from model.seeds import fuzz_seeds
 from pagemill.core.request import Request
 
 NUM_RUNS = 30
-
-
-def seeds() -> list[int]:
-    if given := os.environ.get("PAGEMILL_SEED"):
-        return [int(given)]
-    fresh = random.SystemRandom()
-    return [fresh.randrange(1 << 32) for _ in range(NUM_RUNS * fuzz_scale())]
-
-
-def fuzz_scale() -> int:
-    return int(os.environ.get("PAGEMILL_FUZZ", "1"))
 
 
 class Traffic:
@@ -30,8 +20,10 @@ class Traffic:
         self.rng = random.Random(seed)
         rng = self.rng
         self.budget = rng.choice([16, 40, 64, 200])
+        self.windows = rng.choice([(None,), (None,), (None, 20), (None, 7, 40), (33,)])
         self.bench = Bench(
-            num_blocks=rng.randrange(12, 60),
+            num_blocks=[self._num_blocks(window) for window in self.windows],
+            windows=self.windows,
             prefix_index=rng.choice(["flat", "flat", "off"]),
             max_num_batched_tokens=self.budget,
             max_num_seqs=rng.choice([1, 4, 16]),
@@ -41,6 +33,11 @@ class Traffic:
         self.prefixes = [[rng.randrange(1000) for _ in range(90)] for _ in range(3)]
         self.requests: list[tuple[Request, list[int], int]] = []
         self.aborted: set[int] = set()
+
+    def _num_blocks(self, window: int | None) -> int:
+        """Small, but a window group holds at least one sequence's window and chunk."""
+        least = 12 if window is None else -(-(window - 1 + self.budget) // 16) + 2
+        return least + self.rng.randrange(48)
 
     def arrive(self) -> None:
         rng = self.rng
@@ -85,13 +82,48 @@ class Traffic:
         for request, prompt, max_tokens in self.requests:
             if request.sequence_id in self.aborted:
                 continue
-            assert output_of(request) == continuation(prompt, max_tokens), request.request_id
+            assert output_of(request) == continuation(prompt, max_tokens, self.windows), (
+                request.request_id
+            )
             assert (request.num_cached_tokens or 0) < len(prompt)
         assert self.bench.num_held_blocks() == 0
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", fuzz_seeds(NUM_RUNS))
 def test_random_traffic_gives_the_outputs_of_no_cache(seed: int) -> None:
     traffic = Traffic(seed)
     traffic.run()
     traffic.check_end()
+
+
+@pytest.mark.parametrize("seed", fuzz_seeds(NUM_RUNS))
+def test_plans_equal_those_of_the_naive_scheduler(seed: int) -> None:
+    """With blocks for everybody, who gets how many tokens is order, lanes and limits alone."""
+    rng = random.Random(seed)
+    budget, max_num_seqs = rng.choice([16, 50, 128]), rng.choice([2, 5, 16])
+    policy = rng.choice(["fcfs", "priority"])
+    bench = Bench(
+        num_blocks=4000,
+        prefix_index="off",
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        policy=policy,
+    )
+    naive = NaiveScheduler(budget, max_num_seqs)
+    live: dict[int, tuple[Request, NaiveRequest]] = {}
+    for _ in range(60):
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            prompt = [rng.randrange(1000)] * rng.choice([1, 5, 30, rng.randrange(1, 500)])
+            request = bench.add(prompt, rng.randrange(1, 12), priority=rng.randrange(3))
+            order = (request.priority,) if policy == "priority" else ()
+            twin = NaiveRequest(request.sequence_id, (*order, request.arrival_ns), len(prompt))
+            naive.requests.append(twin)
+            live[request.sequence_id] = (request, twin)
+        expected = naive.plan()
+        bench.step()
+        if expected:
+            plan = bench.plans[-1]
+            assert {part.sequence_id: part.count for part in plan.sequences} == expected
+        for request, twin in live.values():
+            twin.missing = request.num_missing_tokens
+            twin.is_finished = request.finish_reason is not None

@@ -16,26 +16,35 @@ VOCABULARY = 1000
 UNWRITTEN = -1
 
 
-def next_token(token_ids: Sequence[int]) -> int:
-    """What follows ``token_ids``: any change of any token changes it."""
-    digest = hashlib.sha256(array("I", token_ids).tobytes()).digest()
+Windows = Sequence[int | None]
+"""The windows of the layer groups; None reads every token."""
+
+
+def next_token(seen: Sequence[Sequence[int]]) -> int:
+    """What follows what each group sees: any change of any token changes it."""
+    digest = hashlib.sha256(b"|".join(array("i", tokens).tobytes() for tokens in seen)).digest()
     return int.from_bytes(digest[:4], "big") % VOCABULARY
 
 
-def continuation(prompt: Sequence[int], num_tokens: int) -> list[int]:
+def visible(token_ids: Sequence[int], window: int | None) -> Sequence[int]:
+    return token_ids if window is None else token_ids[-window:]
+
+
+def continuation(prompt: Sequence[int], num_tokens: int, windows: Windows = (None,)) -> list[int]:
     """The right output, computed with no cache and no blocks."""
     tokens = list(prompt)
     for _ in range(num_tokens):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token([visible(tokens, window) for window in windows]))
     return tokens[len(prompt) :]
 
 
 class ReadingExecutor:
-    """Executor over a list of slots, for a model with one full layer group."""
+    """Executor over one list of slots a layer group."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._slots = [UNWRITTEN] * (num_blocks * block_size)
+    def __init__(self, num_blocks: Sequence[int], block_size: int, windows: Windows) -> None:
+        self._slots = [[UNWRITTEN] * (count * block_size) for count in num_blocks]
         self._block_size = block_size
+        self._windows = windows
         self._plans: dict[StepId, StepPlan] = {}
         self.fail_next = False
         self.forgotten: list[SequenceId] = []
@@ -50,11 +59,11 @@ class ReadingExecutor:
     def collect(self, step_id: StepId) -> StepResult:
         plan = self._plans.pop(step_id)
         for copy in plan.copies:
-            self._copy(copy.source, copy.target)
-        tables = [self._table(plan, i) for i in range(len(plan.sequences))]
-        for part, table in zip(plan.sequences, tables, strict=True):
-            self._write(part, table)
-        results = [self._read(p, t) for p, t in zip(plan.sequences, tables, strict=True)]
+            self._copy(copy.group, copy.source, copy.target)
+        for index, part in enumerate(plan.sequences):
+            for group in range(len(self._slots)):
+                self._write(part, group, self._table(plan, group, index))
+        results = [self._read(plan, index, part) for index, part in enumerate(plan.sequences)]
         return StepResult(step_id, tuple(results), time_ns=1)
 
     def forget(self, sequence_id: SequenceId) -> None:
@@ -65,13 +74,13 @@ class ReadingExecutor:
 
     def swap_blocks(self, one: int, other: int) -> None:
         """Damage: exchange the contents of two blocks. The negative control of equality tests."""
-        size = self._block_size
+        size, slots = self._block_size, self._slots[0]
         for i in range(size):
             a, b = one * size + i, other * size + i
-            self._slots[a], self._slots[b] = self._slots[b], self._slots[a]
+            slots[a], slots[b] = slots[b], slots[a]
 
-    def _table(self, plan: StepPlan, index: int) -> list[int]:
-        tables = plan.tables[0]
+    def _table(self, plan: StepPlan, group: int, index: int) -> list[int]:
+        tables = plan.tables[group]
         return [tables.block_ids[i] for i in range(tables.indptr[index], tables.indptr[index + 1])]
 
     def _slot(self, table: Sequence[int], position: int) -> int:
@@ -79,18 +88,23 @@ class ReadingExecutor:
         assert block != 0, "the null block is never used"
         return block * self._block_size + position % self._block_size
 
-    def _copy(self, source: int, target: int) -> None:
-        size = self._block_size
-        self._slots[target * size : (target + 1) * size] = self._slots[
-            source * size : (source + 1) * size
-        ]
+    def _copy(self, group: int, source: int, target: int) -> None:
+        size, slots = self._block_size, self._slots[group]
+        slots[target * size : (target + 1) * size] = slots[source * size : (source + 1) * size]
 
-    def _write(self, part: SequencePlan, table: Sequence[int]) -> None:
+    def _write(self, part: SequencePlan, group: int, table: Sequence[int]) -> None:
         for offset, token in enumerate(part.token_ids):
-            self._slots[self._slot(table, part.start + offset)] = token
+            self._slots[group][self._slot(table, part.start + offset)] = token
 
-    def _read(self, part: SequencePlan, table: Sequence[int]) -> SequenceResult:
+    def _read(self, plan: StepPlan, index: int, part: SequencePlan) -> SequenceResult:
+        if part.sampling is None:
+            return SequenceResult(part.sequence_id, None)
         end = part.start + part.count
-        seen = [self._slots[self._slot(table, position)] for position in range(end)]
-        token = next_token([max(0, t) for t in seen]) if part.sampling is not None else None
-        return SequenceResult(part.sequence_id, token)
+        seen = []
+        for group, window in enumerate(self._windows):
+            table = self._table(plan, group, index)
+            # every query of the part reads its whole window, not only the last one
+            first = 0 if window is None else max(0, part.start - window + 1)
+            tokens = [self._slots[group][self._slot(table, at)] for at in range(first, end)]
+            seen.append(visible(tokens, window))
+        return SequenceResult(part.sequence_id, next_token(seen))

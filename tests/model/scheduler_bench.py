@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from itertools import count
 
-from model.reading_executor import ReadingExecutor
+from model.reading_executor import ReadingExecutor, Windows
 from pagemill import CacheConfig, CacheManager, LayerGroup
 from pagemill.core.request import Request, SamplingParams, StopParams
 from pagemill.core.step import StepPlan
@@ -16,15 +16,22 @@ from pagemill.sched.values import SchedulerConfig, SequenceOutput
 class Bench:
     """Scheduler, cache and reading executor, and the steps they made."""
 
-    def __init__(self, num_blocks: int = 64, prefix_index: str = "flat", **config: object) -> None:
+    def __init__(
+        self,
+        num_blocks: int | Sequence[int] = 64,
+        prefix_index: str = "flat",
+        windows: Windows = (None,),
+        **config: object,
+    ) -> None:
+        counts = (num_blocks,) if isinstance(num_blocks, int) else tuple(num_blocks)
         cache_config = CacheConfig(
-            groups=(LayerGroup("full", (0,)),),
-            num_blocks=(num_blocks,),
+            groups=tuple(LayerGroup(f"g{i}", (i,), w) for i, w in enumerate(windows)),
+            num_blocks=counts,
             prefix_index=prefix_index,
         )
         self.cache = CacheManager(cache_config, server_key=b"k" * 32)
         self.scheduler = Scheduler(SchedulerConfig(**config), self.cache)
-        self.executor = ReadingExecutor(num_blocks, cache_config.block_size)
+        self.executor = ReadingExecutor(counts, cache_config.block_size, windows)
         self.now_ns = 0
         self._ids = count(1)
         self.plans: list[StepPlan] = []
@@ -72,7 +79,7 @@ class Bench:
         raise AssertionError(f"still not finished after {max_steps} steps")
 
     def num_held_blocks(self) -> int:
-        return self.cache.stats().groups[0].num_held
+        return sum(group.num_held for group in self.cache.stats().groups)
 
 
 def output_of(request: Request) -> list[int]:

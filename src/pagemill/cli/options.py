@@ -193,8 +193,8 @@ def read_settings(parsed: argparse.Namespace) -> tuple[EngineConfig, ServerConfi
         given = getattr(parsed, option.target)
         if given is not None:
             values[option.target] = given
-    if parsed.model:
-        values["model"] = parsed.model
+    if name := parsed.model or parsed.model_flag:
+        values["model"] = name
     if "num_blocks" in values and parsed.kv_memory_bytes and not parsed.num_blocks:
         del values["num_blocks"]  # a flag replaces the file's other way of saying it
     if "kv_memory_bytes" in values and parsed.num_blocks and not parsed.kv_memory_bytes:

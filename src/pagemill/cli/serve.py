@@ -36,7 +36,6 @@ def _path(text: str) -> Any:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    parsed.model = parsed.model or parsed.model_flag
     engine_config, server_config = read_settings(parsed)
     try:
         from pagemill.server.run import RunningServer
@@ -62,7 +61,10 @@ def _with_progress(make: Any, engine_config: EngineConfig, server_config: Any) -
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task(f"loading {engine_config.model}", total=None)
         return make(
             engine_config,

@@ -84,6 +84,7 @@ def _runner(model: Model, storage: KVStorage, max_len: int) -> ModelRunner:
     decoder = Decoder(model.config, model.weights, max_len)
     cost = CostModel(
         config=model.config,
+        groups=model.config.layer_groups,
         weight_bytes=model.weights.num_bytes(),
         matrix_parameters=model.weights.num_matrix_parameters(),
         kv_token_bytes=storage.token_bytes,

@@ -129,7 +129,7 @@ class Engine:
         self._executor = executor
         self._eos = frozenset(eos_token_ids)
         self._inbox = Inbox(scheduler.config.max_queue)
-        self._loop = EngineLoop(scheduler, executor, clock, self._inbox, self._ended)
+        self.loop = EngineLoop(scheduler, executor, clock, self._inbox, self._ended)
         self._on_step = on_step
         self._on_finish = on_finish
         self._streams: dict[SequenceId, _Stream] = {}
@@ -163,6 +163,10 @@ class Engine:
         """Take a request. Raises RequestError, QueueFullError or EngineStoppedError at once."""
         if self._draining or not self._thread.is_alive():
             raise EngineStoppedError("the server is shutting down: send the request elsewhere")
+        return self.generate_later(ask, on_piece)
+
+    def generate_later(self, ask: Generate, on_piece: OnPiece) -> SequenceId:
+        """As ``generate``, for a caller that steps the engine itself instead of starting it."""
         request = self._request(ask)
         with self._lock:
             self._inbox.add(request, self.scheduler.num_waiting)
@@ -222,12 +226,20 @@ class Engine:
 
     def _run(self) -> None:
         while not self._stopping:
-            step = self._loop.step()
-            if step is not None:
-                self._deliver(step)
-            elif not self._inbox and not self.scheduler.has_work:
+            if not self.step() and not self._inbox and not self.scheduler.has_work:
                 self._rest()
         self._abort_all()
+
+    def step(self) -> bool:
+        """Run one step and hand out its pieces. False where there was nothing to compute."""
+        step = self.loop.step()
+        if step is None:
+            return False
+        for output in step.outputs:
+            self._deliver_one(output)
+        if self._on_step is not None:
+            self._on_step(step)
+        return True
 
     def _rest(self) -> None:
         """Idle: check the cache once, then sleep until something arrives."""
@@ -246,12 +258,6 @@ class Engine:
         if self._inbox:
             self._idle.clear()
 
-    def _deliver(self, step: Step) -> None:
-        for output in step.outputs:
-            self._deliver_one(output)
-        if self._on_step is not None:
-            self._on_step(step)
-
     def _deliver_one(self, output: SequenceOutput) -> None:
         request = output.request
         stream = self._streams.get(request.sequence_id)
@@ -261,7 +267,7 @@ class Engine:
         reason, stop_reason = output.finish_reason, request.stop_token_id
         if met is not None and reason is not FinishReason.ERROR:
             if reason is None:
-                self._loop.abort(request.sequence_id)
+                self.loop.abort(request.sequence_id)
             reason = FinishReason.STOP
         piece = Piece(
             text=text,

@@ -76,7 +76,7 @@ class EngineLoop:
         on_ended: Callable[[Request, Exception | None], None],
     ) -> None:
         self.scheduler = scheduler
-        self._executor = executor
+        self.executor = executor
         self._clock = clock
         self._inbox = inbox
         self._on_ended = on_ended
@@ -90,13 +90,13 @@ class EngineLoop:
         result, outputs = self._run(plan)
         for output in outputs:
             if output.finish_reason is not None:
-                self._executor.forget(output.request.sequence_id)
+                self.executor.forget(output.request.sequence_id)
         return Step(plan, result, tuple(outputs), self._clock.now_ns())
 
     def _run(self, plan: StepPlan) -> tuple[StepResult, list[SequenceOutput]]:
         """A step that fails ends the requests in it with an error; all others go on."""
         try:
-            result = self._executor.collect(self._executor.submit(plan))
+            result = self.executor.collect(self.executor.submit(plan))
         except Exception as error:
             LOG.exception("step %d failed", plan.step_id)
             return StepResult(plan.step_id, ()), self.scheduler.fail(plan, error)
@@ -119,5 +119,5 @@ class EngineLoop:
         """End a request between steps; its blocks are back at once. None if it has ended."""
         request = self.scheduler.abort(sequence_id)
         if request is not None:
-            self._executor.forget(sequence_id)
+            self.executor.forget(sequence_id)
         return request

@@ -1,6 +1,7 @@
 """What a decoder is, in numbers: from a Hugging Face config or GGUF metadata. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,14 @@ GEMMA3_LOCAL_ROPE_BASE = 10_000.0
 """Not stored in Gemma GGUF files; the value of the published Gemma 3 configs."""
 GEMMA3_GLOBAL_EVERY = 6
 """Every sixth layer of Gemma 3 reads all tokens."""
+GEMMA3_DEFAULTS = (
+    ("vocab_size", 262_208), ("num_attention_heads", 8), ("num_key_value_heads", 4),
+    ("head_dim", 256), ("rms_norm_eps", 1e-6), ("max_position_embeddings", 131_072),
+    ("rope_theta", 1e6), ("sliding_window", 4096), ("query_pre_attn_scalar", 256),
+    ("hidden_activation", "gelu_pytorch_tanh"),
+)  # fmt: skip
+"""The published configs of Gemma 3 leave out what equals these (Gemma3TextConfig's defaults)."""
+MAX_SIZE = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +44,7 @@ class ModelConfig:
     """Shape of one decoder. ``windows`` has one entry per layer: None reads every token.
 
     ``ropes`` is (rope of full layers, rope of window layers). ``interleaved_rope`` marks weights
-    whose
-    Q and K rows are stored for rotating pairs (2i, 2i + 1), as llama-type GGUF files do.
+    whose Q and K rows are stored for rotating pairs (2i, 2i + 1), as llama-type GGUF files do.
     """
 
     family: str
@@ -66,6 +74,17 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
+                     "num_kv_heads", "head_dim", "max_positions"):  # fmt: skip
+            if not 0 < getattr(self, name) < MAX_SIZE:
+                raise ModelError(
+                    f"{name} is {getattr(self, name)}: the model's config is damaged; get it again"
+                )
+        if len(self.windows) != self.num_layers:
+            raise ModelError(
+                f"the config names the kind of {len(self.windows)} layers, of {self.num_layers}:"
+                " it is damaged; get it again"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly:"
@@ -106,14 +125,46 @@ def _need(source: Mapping[str, Any], key: str, kind: type = int) -> Any:
     return kind(value)
 
 
+@contextmanager
+def _damage_is_a_model_error(what: str) -> Iterator[None]:
+    """Foreign values (a list for a number, a word for a window) fail in many ways, all the same."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise ModelError(
+            f"{what} cannot be understood ({type(error).__name__}: {error}): it is damaged, or of a"
+            " kind of model that pagemill does not run"
+        ) from error
+
+
 # ---------------------------------------------------------------- Hugging Face
 
 
 def from_hugging_face(config: Mapping[str, Any]) -> ModelConfig:
-    """ModelConfig of a ``config.json``. Raises ModelError for a family that is not supported."""
+    """ModelConfig of a ``config.json``. Raises ModelError for what is not supported."""
+    with _damage_is_a_model_error("the model's config.json"):
+        return _from_hugging_face(_text_part(config))
+
+
+def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The decoder's own settings, with the defaults that Gemma 3 leaves out."""
     source = dict(config)
-    if "text_config" in source and source.get("model_type") in ("gemma3", "llava"):
+    if source.get("model_type") == "gemma3" and "text_config" in source:
         source = {**source["text_config"], "eos_token_id": source.get("eos_token_id")}
+        source["model_type"] = "gemma3_text"
+    if source.get("model_type") == "gemma3_text":
+        source = {**dict(GEMMA3_DEFAULTS), **source}
+    if coding := config.get("quantization_config"):
+        raise ModelError(
+            f"the weights are quantized ({coding.get('quant_method', 'in some way')}), which"
+            " pagemill reads from GGUF files only: take the model's GGUF or its 16-bit weights"
+        )
+    if (part := source.get("partial_rotary_factor", 1.0)) not in (None, 1.0):
+        raise ModelError(f"partial_rotary_factor {part} is not supported: only whole heads rotate")
+    return source
+
+
+def _from_hugging_face(source: Mapping[str, Any]) -> ModelConfig:
     family = _family(str(source.get("model_type")))
     num_heads = _need(source, "num_attention_heads")
     head_dim = int(source.get("head_dim") or _need(source, "hidden_size") // num_heads)
@@ -166,8 +217,10 @@ def _hf_ropes(source: Mapping[str, Any], gemma: bool) -> tuple[RopeConfig, RopeC
     parameters = source.get("rope_parameters") or {}
     if "full_attention" in parameters:
         full = _hf_rope(parameters["full_attention"], source)
-        return full, _hf_rope(parameters.get("sliding_attention") or {}, source)
-    full = _hf_rope(parameters or source.get("rope_scaling") or {}, source)
+        if "sliding_attention" in parameters:
+            return full, _hf_rope(parameters["sliding_attention"], source)
+    else:
+        full = _hf_rope(parameters or source.get("rope_scaling") or {}, source)
     if gemma:
         local = float(source.get("rope_local_base_freq") or GEMMA3_LOCAL_ROPE_BASE)
         return full, RopeConfig(base=local)
@@ -210,7 +263,18 @@ def _hf_windows(source: Mapping[str, Any], family: str) -> tuple[int | None, ...
 
 
 def from_gguf(metadata: Mapping[str, Any], tensor_names: frozenset[str]) -> ModelConfig:
-    """ModelConfig of a GGUF file (keys as in the GGUF specification of ggml)."""
+    """ModelConfig of a GGUF file (keys as in the GGUF specification of ggml). Raises ModelError."""
+    with _damage_is_a_model_error("the metadata of this GGUF file"):
+        num_files = int(metadata.get("split.count") or 1)
+        if num_files > 1:
+            raise ModelError(
+                f"this GGUF file is one of {num_files} parts: join them with llama.cpp's"
+                " llama-gguf-split --merge, or take the model in one file"
+            )
+        return _from_gguf(metadata, tensor_names)
+
+
+def _from_gguf(metadata: Mapping[str, Any], tensor_names: frozenset[str]) -> ModelConfig:
     arch = str(metadata.get("general.architecture"))
     family = _family(arch)
 
@@ -221,6 +285,9 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: frozenset[str]) -> Mode
     head_dim = int(metadata.get(f"{arch}.attention.key_length") or hidden // num_heads)
     num_layers = need("block_count")
     gemma = family == "gemma3"
+    turned = int(metadata.get(f"{arch}.rope.dimension_count") or head_dim)
+    if turned != head_dim:
+        raise ModelError(f"only {turned} of {head_dim} channels rotate: that is not supported")
     scale_dim = hidden // num_heads if gemma and num_layers == 62 else head_dim
     return ModelConfig(
         family=family,
@@ -264,14 +331,19 @@ def _gguf_ropes(
     if kind not in ("none", "linear"):
         raise ModelError(f"rope scaling {kind!r} of this GGUF file is not supported; linear is")
     full = RopeConfig(base=base, kind="linear" if kind == "linear" else "default", factor=factor)
-    return (full, RopeConfig(base=GEMMA3_LOCAL_ROPE_BASE)) if gemma else (full, full)
+    local = metadata.get(f"{arch}.rope.freq_base_swa") or GEMMA3_LOCAL_ROPE_BASE
+    return (full, RopeConfig(base=float(local))) if gemma else (full, full)
 
 
 def _gguf_windows(
     metadata: Mapping[str, Any], arch: str, family: str, num_layers: int
 ) -> tuple[int | None, ...]:
+    """Gemma files name their window; llama-type files of Mistral models never do."""
     window = metadata.get(f"{arch}.attention.sliding_window")
     if not window or family not in ("gemma3", "mistral"):
         return (None,) * num_layers
-    every = GEMMA3_GLOBAL_EVERY if family == "gemma3" else 0
+    pattern = metadata.get(f"{arch}.attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        return tuple(int(window) if slides else None for slides in pattern[:num_layers])
+    every = int(pattern or (GEMMA3_GLOBAL_EVERY if family == "gemma3" else 0))
     return tuple(None if every and (i + 1) % every == 0 else int(window) for i in range(num_layers))

@@ -10,8 +10,10 @@ from typing import Any
 from pagemill.core.errors import MissingExtraError, ModelError
 from pagemill.models.tokenizer import Tokenizer
 
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Token types of the GGUF specification."""
+_SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+"""What GGUF calls a special token, and what chat templates call it."""
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}|"
@@ -32,18 +34,29 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         raise ModelError(
             "this GGUF file carries no tokenizer: convert the model with its tokenizer"
         )
+    try:
+        return _build(tokenizers, metadata, tokens)
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(
+            f"the tokenizer of this GGUF file is damaged ({error}): get the file again"
+        ) from error
+
+
+def _build(library: Any, metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
-        backend = _byte_level(tokenizers, metadata, tokens)
+        backend = _byte_level(library, metadata, tokens)
     elif kind == "llama":
-        backend = _sentence_piece(tokenizers, metadata, tokens)
+        backend = _sentence_piece(library, metadata, tokens)
     else:
         raise ModelError(f"the GGUF tokenizer kind {kind!r} is not supported; gpt2 and llama are")
-    _add_special(tokenizers, backend, metadata, tokens)
+    _add_special(library, backend, metadata, tokens)
     special = {
-        f"{name}_token": tokens[index]
-        for name in ("bos", "eos", "unknown", "padding")
-        if isinstance(index := metadata.get(f"tokenizer.ggml.{name}_token_id"), int)
+        f"{ours}_token": tokens[index]
+        for theirs, ours in _SPECIAL_NAMES.items()
+        if isinstance(index := metadata.get(f"tokenizer.ggml.{theirs}_token_id"), int)
         and index < len(tokens)
     }
     return Tokenizer(
@@ -132,7 +145,7 @@ def _add_special(
     library: Any, backend: Any, metadata: Mapping[str, Any], tokens: Sequence[str]
 ) -> None:
     types = metadata.get("tokenizer.ggml.token_type") or ()
-    control = [tokens[i] for i, kind in enumerate(types) if kind == CONTROL]
+    control = [tokens[i] for i, kind in enumerate(types) if kind in (CONTROL, UNKNOWN)]
     defined = [tokens[i] for i, kind in enumerate(types) if kind == USER_DEFINED]
     backend.add_special_tokens([library.AddedToken(t, normalized=False) for t in control])
     backend.add_tokens([library.AddedToken(t, normalized=False) for t in defined])

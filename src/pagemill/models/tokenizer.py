@@ -9,6 +9,9 @@ from pagemill.core.errors import MissingExtraError, ModelError, RequestError
 REPLACEMENT = "\ufffd"
 """What a decoder writes for bytes that are not (yet) a character."""
 MAX_BYTES_OF_A_CHARACTER = 4
+MAX_TOKEN_IDS = 1 << 32
+MAX_PENDING_TOKENS = 64
+"""So many tokens without whole text are no text any more: what they give is shown as it is."""
 
 
 class TokenDecoder(Protocol):
@@ -51,7 +54,8 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``; ids outside the vocabulary give nothing."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        ids = [token_id for token_id in token_ids if 0 <= token_id < MAX_TOKEN_IDS]
+        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def token_text(self, token_id: int) -> str:
@@ -67,43 +71,58 @@ class Tokenizer:
 class IncrementalDetokenizer:
     """Turns a growing run of token ids into text pieces that never show a broken character.
 
-        0 ......... start ......... shown ......... len
-        |  forgotten |  decoded again |  decoded, held back until it is whole text |
+        ids    | shown: its text is given out | pending: since the text was last whole |
+        text   | ..................... given ...........| held back: replacement signs  |
 
-    Decoding starts again from ``start`` because a token's text can depend on its neighbours (a
-    leading space). Held-back text is given out once it no longer ends in a replacement character,
-    or once that can only be a real one (a character has at most four bytes).
+    1. The pieces so far are the text of all ids but for replacement signs at its end. (Only the
+       bytes of a SentencePiece vocabulary break this, where they are no valid UTF-8: one wrong byte
+       turns its whole run into replacement signs, what was shown before included.)
+    2. Only the newest ids are kept: ``shown`` is there because a token's text can depend on the one
+       before it (a leading space, bytes of one character).
+    3. A token that adds no text (a skipped special token) is forgotten.
+
+    Text that ends in replacement signs may be the start of a character. One has at most four bytes,
+    so after four tokens without whole text all signs but the last are real.
     """
 
     def __init__(self, decoder: TokenDecoder, *, skip_special_tokens: bool = True) -> None:
         self._decoder = decoder
         self._skip_special_tokens = skip_special_tokens
         self._ids: list[int] = []
-        self._start = 0
-        self._shown = 0
+        self._num_shown = 0
+        self._text = ""
+        self._num_given = 0
 
     def push(self, token_id: int) -> str:
         """The new text after one more token; empty while a character is incomplete."""
         self._ids.append(token_id)
-        before = self._decode(self._start, self._shown)
-        after = self._decode(self._start, len(self._ids))
-        pending = len(self._ids) - self._shown
-        if after.endswith(REPLACEMENT) and pending < 2 * MAX_BYTES_OF_A_CHARACTER:
+        text = self._decode(self._ids)
+        if text == self._text and not text.endswith(REPLACEMENT) and self._may_forget(text):
+            self._ids.pop()
             return ""
-        self._start, self._shown = self._shown, len(self._ids)
-        self._trim()
-        return after[len(before) :]
+        self._text = text
+        num_pending = len(self._ids) - self._num_shown
+        whole = len(text) if num_pending > MAX_PENDING_TOKENS else len(text.rstrip(REPLACEMENT))
+        end = whole if num_pending < MAX_BYTES_OF_A_CHARACTER else max(whole, len(text) - 1)
+        piece = text[self._num_given : end]
+        self._num_given = max(self._num_given, end)
+        if whole == len(text) and text:
+            self._forget_shown()
+        return piece
 
-    def _decode(self, start: int, end: int) -> str:
-        return self._decoder.decode(
-            self._ids[start:end], skip_special_tokens=self._skip_special_tokens
-        )
+    def _may_forget(self, text: str) -> bool:
+        """A textless token at the very start can be a space that is stripped only there."""
+        return bool(text) or len(self._ids) > MAX_PENDING_TOKENS
 
-    def _trim(self) -> None:
-        if self._start > 64:
-            del self._ids[: self._start]
-            self._shown -= self._start
-            self._start = 0
+    def _forget_shown(self) -> None:
+        """All text is given out: from now on only what was pending is needed."""
+        self._ids = self._ids[self._num_shown :]
+        self._num_shown = len(self._ids)
+        self._text = self._decode(self._ids)
+        self._num_given = len(self._text)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._decoder.decode(ids, skip_special_tokens=self._skip_special_tokens)
 
 
 # ---------------------------------------------------------------- where tokenizers come from
@@ -131,21 +150,34 @@ def from_folder(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
         raise
     except Exception as error:  # the library raises bare Exception
         raise ModelError(f"{path} is not a tokenizer: {error}") from error
-    template = config.get("chat_template")
-    jinja = folder / "chat_template.jinja"
-    if jinja.is_file():
-        template = jinja.read_text(encoding="utf-8")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     return Tokenizer(
         backend,
         special_tokens={n: _token_text(config[n]) for n in names if config.get(n)},
-        chat_template=template,
+        chat_template=_folder_template(folder, config),
         add_bos=bool(config.get("add_bos_token", False)),
     )
 
 
+def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """``chat_template.jinja``, else the config's text, or the one named default of its list."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise ModelError(f"{path} cannot be read: {error}; get it again") from error
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {e.get("name"): e.get("template") for e in template if isinstance(e, Mapping)}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise ModelError(
+            f"the chat_template of {folder / 'tokenizer_config.json'} is no text: mend it, or give"
+            " one with --chat-template FILE"
+        )
+    return template
+
+
 def _token_text(value: Any) -> str:
-    return str(value["content"] if isinstance(value, Mapping) else value)
+    return str(value.get("content", "") if isinstance(value, Mapping) else value)

@@ -9,6 +9,7 @@ N hidden size, I intermediate size, V vocabulary; H, K, D as everywhere. Norm we
 multiply with (Gemma's "1 + w" is added here); Q and K rows are stored for rotating halves.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,12 +85,13 @@ class _Source:
         found = self._fetch(name)
         if found is None:
             raise ModelError(
-                f"the model's files have no tensor {name!r}: the download is incomplete"
+                f"the model's files have no tensor {name!r}: the download is incomplete, or the"
+                " config belongs to another model; get both again"
             )
         if tuple(found.shape) != shape:
             raise ModelError(
                 f"tensor {name!r} has the shape {tuple(found.shape)}, the config says {shape}:"
-                " weights and config do not belong together"
+                " weights and config do not belong together; get both again"
             )
         return found
 
@@ -142,14 +144,14 @@ def load_safetensors(
     """Weights of a Hugging Face folder with ``*.safetensors``. Raises ModelError."""
     import safetensors
 
-    paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
-        raise ModelError(f"{folder} has no *.safetensors file: pagemill reads no pickled weights")
+    paths = _weight_files(folder)
     try:
         files: list[Any] = [safetensors.safe_open(str(p), framework="pt") for p in paths]
         where = {_plain(name): (file, name) for file in files for name in file.keys()}
-    except safetensors.SafetensorError as error:
-        raise ModelError(f"a safetensors file in {folder} is damaged: {error}") from error
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ModelError(
+            f"a safetensors file in {folder} is damaged or cut off ({error}): get it again"
+        ) from error
 
     def fetch(name: str) -> torch.Tensor | None:
         if name not in where:
@@ -179,10 +181,39 @@ def load_safetensors(
     return _assemble(_Source(config, fetch, dtype), config, "layers.{}.", names, top, progress)
 
 
+def _weight_files(folder: Path) -> list[Path]:
+    """The files that the index names, else ``model.safetensors``, else whatever is there."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} is damaged ({error!r}): get it again") from error
+        missing = [name for name in names if not (folder / str(name)).is_file()]
+        if missing:
+            raise ModelError(
+                f"{folder} lacks {', '.join(map(str, missing))}, which its index names: the"
+                " download is incomplete, get the rest"
+            )
+        return [folder / name for name in names]
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise ModelError(
+            f"{folder} has no *.safetensors file, and pagemill reads no pickled weights (*.bin,"
+            " *.pth): save the model with safe_serialization, or use a GGUF file"
+        )
+    return paths
+
+
 def _plain(name: str) -> str:
-    for prefix in ("language_model.", "model."):
-        name = name.removeprefix(prefix)
-    return name.removeprefix("model.")
+    """``model.language_model.layers.0...``, ``language_model.model...``: all to ``layers.0...``."""
+    while name.startswith(("language_model.", "model.")):
+        name = name.partition(".")[2]
+    return name
 
 
 def _assemble(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pagemill.core.layers import LayerGroup
 from pagemill.core.step import StepPlan
 from pagemill.models.config import ModelConfig
 
@@ -18,20 +19,22 @@ class CostModel:
     """Counts from shapes alone. ``kv_token_bytes`` is one token's K and V of one layer."""
 
     config: ModelConfig
+    groups: tuple[LayerGroup, ...]
     weight_bytes: int
     matrix_parameters: int
     kv_token_bytes: int
 
     def of(self, plan: StepPlan) -> StepCost:
         """Bytes and floating-point operations (a multiply-add counts two) of a plan."""
-        config = self.config
+        config, groups = self.config, self.groups
         kv_tokens, pairs, num_tokens, num_logits = 0, 0, 0, 0
         for part in plan.sequences:
             num_tokens += part.count
             num_logits += part.sampling is not None
-            for window in config.windows:
-                kv_tokens += _tokens_read(part.start, part.count, window)
-                pairs += _pairs(part.start, part.count, window)
+            for group in groups:
+                num_layers = len(group.layers)
+                kv_tokens += num_layers * _tokens_read(part.start, part.count, group.window)
+                pairs += num_layers * _pairs(part.start, part.count, group.window)
         head = config.vocab_size * config.hidden_size * num_logits
         attention = 2 * config.num_heads * config.head_dim * pairs
         return StepCost(

@@ -55,6 +55,7 @@ class Scheduler:
         self.cache = cache
         self.stats = SchedulerStats()
         self._order = order_named(config.policy)
+        self._has_window = any(group.window for group in cache.config.groups)
         self._waiting = WaitingQueue(self._order)
         self._running: list[Request] = []
         self._by_id: dict[SequenceId, Request] = {}
@@ -369,10 +370,12 @@ class Scheduler:
         )
 
     def _commit(self, request: Request, part: SequencePlan) -> None:
-        """Publish when a block filled up; a decode inside a block has nothing to say."""
+        """Publish when a block filled up; a decode inside a block has nothing to say, except that
+        a window moved on: then a block may have left it."""
         assert request.table_id is not None
         block_size = self.cache.config.block_size
-        if part.start // block_size != request.num_computed_tokens // block_size:
+        is_full = part.start // block_size != request.num_computed_tokens // block_size
+        if is_full or self._has_window:
             self.cache.commit(request.table_id, request.token_ids, request.num_computed_tokens)
 
     def _why_finished(self, request: Request, outcome: SequenceResult) -> FinishReason | None:

@@ -1,7 +1,9 @@
 """Start a server: bind the port first, then load, then serve until SIGTERM drains it."""
 
 import logging
+import signal
 import socket
+from threading import current_thread, main_thread
 
 import uvicorn
 
@@ -32,6 +34,14 @@ def bind(host: str, port: int) -> socket.socket:
             " stop what uses the port, or choose another with --port"
         ) from error
     return listener
+
+
+def _outlive_signals() -> None:
+    """uvicorn raises SIGTERM and SIGINT again once it has shut down; by then the engine still has
+    to drain, so the process must survive them. In other threads signals do not arrive."""
+    if current_thread() is main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
 
 
 class RunningServer:
@@ -95,6 +105,7 @@ class RunningServer:
             timeout_graceful_shutdown=int(self._config.drain_timeout_s) or None,
         )
         self.built.engine.start()
+        _outlive_signals()
         self._uvicorn = uvicorn.Server(settings)
         try:
             self._uvicorn.run(sockets=[self._listener])
