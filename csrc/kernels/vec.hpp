@@ -30,10 +30,17 @@ typedef float Vec __attribute__((vector_size(4 * kLanes)));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t BitVec __attribute__((vector_size(4 * kLanes)));
 
+// fn(0), fn(1) ... fn(kCount - 1) with an index that is a constant from the start, so that arrays
+// it runs over live in registers.
+#if defined(__SANITIZE_ADDRESS__)  // a plain loop: checks on every unrolled access compile for
+                                   // minutes
+#define PAGEMILL_INLINE
+template <int kCount, typename Fn>
+static inline void unroll(const Fn &fn) {
+    for (int i = 0; i < kCount; ++i) fn(i);
+}
+#else
 #define PAGEMILL_INLINE __attribute__((always_inline))
-
-// fn(Index<0>), fn(Index<1>) ... fn(Index<kCount - 1>): a loop whose index is a constant from the
-// start, so that arrays it runs over live in registers.
 template <int kValue>
 struct Index {
     PAGEMILL_INLINE constexpr operator int() const { return kValue; }
@@ -46,6 +53,7 @@ PAGEMILL_INLINE static inline void unroll(const Fn &fn) {
         unroll<kCount, kFirst + 1>(fn);
     }
 }
+#endif
 
 // 16 values: the scores of a token group, or 16 channels.
 struct Row {

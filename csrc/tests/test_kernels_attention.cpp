@@ -1,6 +1,7 @@
 // Attention against a plain double reference, every instruction set of this processor, memory that
 // ends exactly where the arena and the arrays end.
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <random>

@@ -2,6 +2,7 @@
 // end.
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <thread>

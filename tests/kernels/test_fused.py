@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from kv_case import ISAS
 from torch.nn import functional
 
+from model.kv_case import ISAS
 from pagemill import _native
 from pagemill.core.layers import CacheConfig, LayerGroup
 from pagemill.kernels.fused import gelu_tanh_mul, rms_norm, rope_and_write, silu_mul

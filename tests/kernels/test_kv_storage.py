@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from kv_case import ISAS
 
+from model.kv_case import ISAS
 from pagemill import _native
 from pagemill.core.errors import ConfigError
 from pagemill.core.layers import CacheConfig, LayerGroup

@@ -25,8 +25,8 @@ from pagemill.kernels.logprobs import token_logprobs
 
 __all__ = ["Sample", "SampleRow", "Sampler", "token_logprobs"]
 
-_CANDIDATES = 512
-"""Largest logits that top_p looks at first; a row that needs more is sorted whole."""
+_CANDIDATES = (512, 8192)
+"""So many of the largest logits top_p looks at first; a row that needs more is sorted whole."""
 _MASK = (1 << 64) - 1
 
 
@@ -162,18 +162,26 @@ def _draw_filtered(scores: Tensor, params: SamplingParams, uniform: float) -> in
     if params.top_k > 0:
         values, ids = scores.topk(min(params.top_k, len(scores)))
         sums = values.exp().double().cumsum(dim=0)
-        total = float(sums[-1])
+        mass = params.top_p * float(sums[-1])
     else:
-        values, ids = scores.topk(min(_CANDIDATES, len(scores)))
-        sums = values.exp().double().cumsum(dim=0)
-        total = float(scores.exp().double().sum())
-        if float(sums[-1]) < params.top_p * total:
-            values, ids = scores.sort(descending=True)
-            sums = values.exp().double().cumsum(dim=0)
-    num_kept = int((sums < params.top_p * total).sum()) + 1
+        mass = params.top_p * float(scores.exp().double().sum())
+        ids, sums = _likeliest(scores, mass)
+    num_kept = int((sums < mass).sum()) + 1
     sums = sums[:num_kept]
     found = torch.searchsorted(sums, uniform * float(sums[-1]), right=True)
     return int(ids[min(int(found), len(sums) - 1)])
+
+
+def _likeliest(scores: Tensor, mass: float) -> tuple[Tensor, Tensor]:
+    """Ids from the likeliest on and the running sums of their weights, up to ``mass`` or beyond."""
+    for count in _CANDIDATES:
+        if count < len(scores):
+            values, ids = scores.topk(count)
+            sums = values.exp().double().cumsum(dim=0)
+            if float(sums[-1]) >= mass:
+                return ids, sums
+    values, ids = scores.sort(descending=True)
+    return ids, values.exp().double().cumsum(dim=0)
 
 
 def _report(
