@@ -16,6 +16,7 @@ from pagemill.core.units import ceil_div, format_bytes
 from pagemill.engine.engine import Engine
 from pagemill.engine.loop import Step
 from pagemill.kernels.kv_storage import KVStorage
+from pagemill.kernels.threads import use_threads
 from pagemill.models.config import ModelConfig
 from pagemill.models.decoder import Decoder
 from pagemill.models.home import find_model, fingerprint, server_key
@@ -54,7 +55,7 @@ def build_engine(
 ) -> BuiltEngine:
     """Load the model, divide the memory, and wire the parts. Raises PagemillError."""
     if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+        use_threads(config.num_threads)
     dtype = _dtype(config.dtype)
     path = find_model(config.model)
     model = load_model(path, dtype, template_file=config.chat_template, progress=progress)
@@ -84,7 +85,6 @@ def _runner(model: Model, storage: KVStorage, max_len: int) -> ModelRunner:
     decoder = Decoder(model.config, model.weights, max_len)
     cost = CostModel(
         config=model.config,
-        groups=model.config.layer_groups,
         weight_bytes=model.weights.num_bytes(),
         matrix_parameters=model.weights.num_matrix_parameters(),
         kv_token_bytes=storage.token_bytes,
@@ -105,12 +105,7 @@ def _scheduler_config(config: EngineConfig, max_len: int) -> SchedulerConfig:
 def _dtype(name: str) -> torch.dtype:
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-    return torch.bfloat16 if has_native_bf16() else torch.float32
-
-
-def has_native_bf16() -> bool:
-    """True where the processor multiplies bfloat16 itself (AVX512-BF16 or AMX)."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.bfloat16  # half the bytes of a decode step; kernels/linear.py has the figures
 
 
 def _kv_format(name: str, dtype: torch.dtype) -> str:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from pagemill.core.layers import LayerGroup
 from pagemill.core.step import StepPlan
 from pagemill.models.config import ModelConfig
 
@@ -19,14 +18,13 @@ class CostModel:
     """Counts from shapes alone. ``kv_token_bytes`` is one token's K and V of one layer."""
 
     config: ModelConfig
-    groups: tuple[LayerGroup, ...]
     weight_bytes: int
     matrix_parameters: int
     kv_token_bytes: int
 
     def of(self, plan: StepPlan) -> StepCost:
         """Bytes and floating-point operations (a multiply-add counts two) of a plan."""
-        config, groups = self.config, self.groups
+        config, groups = self.config, self.config.layer_groups
         kv_tokens, pairs, num_tokens, num_logits = 0, 0, 0, 0
         for part in plan.sequences:
             num_tokens += part.count
