@@ -17,8 +17,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """float32 [T, N] of ``x`` float32 [T, K], ``weight`` [N, K] and ``bias`` float32 [N].
 
     Many rows of bfloat16 weights are multiplied in bfloat16 where the processor does that itself
-    (AVX512-BF16 or AMX), else as float32. With bfloat16 weights and at most ``FEW_TOKENS`` rows a row's result does not depend on the
-    others; torch's products round differently with the number of rows.
+    (AVX512-BF16 or AMX), else as float32. With bfloat16 weights and at most ``FEW_TOKENS`` rows a
+    row's result does not depend on the others; torch's products round differently with the number
+    of rows.
     """
     if weight.dtype != torch.bfloat16:
         return functional.linear(x, weight, bias)
