@@ -66,6 +66,15 @@ def test_a_folder(hf: Path) -> None:
     assert model.weights.embedding.dtype == torch.float32
 
 
+def test_loading_leaves_the_number_of_threads_as_it_was(hf: Path) -> None:
+    before = torch.get_num_threads()
+    load(hf)
+    (hf / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError):
+        load(hf)
+    assert torch.get_num_threads() == before
+
+
 def test_bfloat16_keeps_norms_wide(hf: Path) -> None:
     weights = load_model(hf, torch.bfloat16).weights
     layer = weights.layers[0]
