@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import torch
 import transformers
+from transformers.initialization import no_init_weights
 
 from model.gguf_files import ggml_name
 
@@ -24,7 +25,9 @@ def load_reference(path: Path) -> Any:
     arch = shape["general.architecture"]
     config = {"llama": _llama_config, "gemma3": _gemma_config}[arch](shape, tensors)
     config._attn_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with no_init_weights():
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.tie_weights()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(_weight(tensors, config, name, arch))

@@ -112,7 +112,8 @@ def test_windows_are_used_only_where_the_config_says_so() -> None:
         ({"hidden_size": None}, "no number 'hidden_size'"),
         ({"hidden_size": "big"}, "no number 'hidden_size'"),
         ({"num_attention_heads": 0}, "cannot be understood"),
-        ({"num_hidden_layers": -1}, "num_layers is -1"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ({"num_hidden_layers": 1 << 40}, "num_hidden_layers is"),
         ({"vocab_size": 1 << 40}, "vocab_size is"),
         ({"num_key_value_heads": 3}, "cannot share"),
         ({"num_key_value_heads": "x"}, "cannot be understood"),
@@ -171,6 +172,7 @@ def test_gguf_gemma_27b_divides_scores_by_its_own_dim() -> None:
     [
         ({"general.architecture": "rwkv"}, "family 'rwkv'"),
         ({"llama.block_count": None}, "no number 'llama.block_count'"),
+        ({"llama.block_count": 1 << 31}, "block_count is"),
         ({"llama.attention.head_count": [4, 4]}, "no number"),
         ({"llama.attention.head_count_kv": [2, 2, 2, 2]}, "cannot be understood"),
         ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn'"),

@@ -34,14 +34,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     return make
 
 
-@pytest.mark.parametrize("chunk_tokens", [PROMPT_TOKENS, 13])
+@pytest.mark.parametrize(("chunk_tokens", "num_output"), [(PROMPT_TOKENS, 64), (13, 20)])
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_greedy_tokens_equal_transformers(
-    pair: Callable[[str], Pair], case: str, chunk_tokens: int
+    pair: Callable[[str], Pair], case: str, chunk_tokens: int, num_output: int
 ) -> None:
     reference, model = pair(case)
-    run = run_paged(model, random_prompt(PROMPT_TOKENS), 64, chunk_tokens=chunk_tokens)
-    assert run.num_steps == -(-PROMPT_TOKENS // chunk_tokens) + 63
+    run = run_paged(model, random_prompt(PROMPT_TOKENS), num_output, chunk_tokens=chunk_tokens)
+    assert run.num_steps == -(-PROMPT_TOKENS // chunk_tokens) + num_output - 1
     expected = reference_logits(reference, run.token_ids)
     assert expected.std(dim=1).mean() > 0.5, "the reference's logits are nearly alike"
     worst = assert_same_as(expected, run, PROMPT_TOKENS)

@@ -21,6 +21,7 @@ GEMMA3_DEFAULTS = (
 )  # fmt: skip
 """The published configs of Gemma 3 leave out what equals these (Gemma3TextConfig's defaults)."""
 MAX_SIZE = 1 << 31
+MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,14 @@ def _damage_is_a_model_error(what: str) -> Iterator[None]:
         ) from error
 
 
+def _num_layers(source: Mapping[str, Any], key: str) -> int:
+    """Checked before anything is made for each layer: a damaged count asks for terabytes."""
+    count = int(_need(source, key))
+    if not 0 < count <= MAX_LAYERS:
+        raise ModelError(f"{key} is {count}: the model's config is damaged; get it again")
+    return count
+
+
 # ---------------------------------------------------------------- Hugging Face
 
 
@@ -175,7 +184,7 @@ def _from_hugging_face(source: Mapping[str, Any]) -> ModelConfig:
         vocab_size=_need(source, "vocab_size"),
         hidden_size=_need(source, "hidden_size"),
         intermediate_size=_need(source, "intermediate_size"),
-        num_layers=_need(source, "num_hidden_layers"),
+        num_layers=_num_layers(source, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=int(source.get("num_key_value_heads") or num_heads),
         head_dim=head_dim,
@@ -243,7 +252,7 @@ def _hf_rope(parameters: Mapping[str, Any], source: Mapping[str, Any]) -> RopeCo
 
 
 def _hf_windows(source: Mapping[str, Any], family: str) -> tuple[int | None, ...]:
-    num_layers = int(_need(source, "num_hidden_layers"))
+    num_layers = _num_layers(source, "num_hidden_layers")
     window = source.get("sliding_window")
     kinds = source.get("layer_types")
     if family in ("qwen2", "qwen3") and not source.get("use_sliding_window"):
@@ -283,7 +292,7 @@ def _from_gguf(metadata: Mapping[str, Any], tensor_names: frozenset[str]) -> Mod
 
     num_heads, hidden = need("attention.head_count"), need("embedding_length")
     head_dim = int(metadata.get(f"{arch}.attention.key_length") or hidden // num_heads)
-    num_layers = need("block_count")
+    num_layers = _num_layers(metadata, f"{arch}.block_count")
     gemma = family == "gemma3"
     turned = int(metadata.get(f"{arch}.rope.dimension_count") or head_dim)
     if turned != head_dim:
