@@ -12,4 +12,7 @@ def fuzz_seeds(count: int) -> list[int]:
     if "PAGEMILL_SEED" in os.environ:
         return [int(os.environ["PAGEMILL_SEED"])]
     scale = float(os.environ.get("PAGEMILL_FUZZ", "1"))
-    return [random.SystemRandom().randrange(1 << 40) for _ in range(max(1, round(count * scale)))]
+    # processes that share one test run must draw the same seeds
+    shared = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(random.SystemRandom().random())
+    stream = random.Random(shared)
+    return [stream.randrange(1 << 40) for _ in range(max(1, round(count * scale)))]
