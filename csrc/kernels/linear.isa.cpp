@@ -43,6 +43,11 @@ void multiply_tile(const float *x, const uint16_t *w, int64_t k, float *out, int
     Vec acc[kTokens][kWeights] = {};
     const int64_t x_stride = padded(k), whole = k / kChunk * kChunk;
     for (int64_t i = 0; i < whole; i += kChunk) {
+        if (kTokens <= 4) {  // memory sets the pace: fetch the tile after the next into L2
+            for (int n = 0; n < kWeights; ++n) {
+                prefetch(w + i + (n + 2 * kWeights) * k);
+            }
+        }
         multiply_chunk<kTokens, kWeights>(x + i, x_stride, w + i, k, acc);
     }
     if (whole < k) {

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +54,27 @@ def build_engine(
     on_step: Callable[[Step], None] | None = None,
     on_finish: Callable[[Request], None] | None = None,
 ) -> BuiltEngine:
-    """Load the model, divide the memory, and wire the parts. Raises PagemillError."""
+    """Load the model, divide the memory, and wire the parts. Raises PagemillError.
+
+    All of it happens in the thread that will run the steps. An OpenMP runtime keeps a pool for each
+    thread that ever computed, and once these are more than the cores, its workers stop spinning:
+    each parallel product then waits for a sleeping thread.
+    """
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pagemill-run")
+    try:
+        return thread.submit(_build, config, thread, progress, on_step, on_finish).result()
+    except BaseException:
+        thread.shutdown(wait=False)
+        raise
+
+
+def _build(
+    config: EngineConfig,
+    thread: ThreadPoolExecutor,
+    progress: Progress | None,
+    on_step: Callable[[Step], None] | None,
+    on_finish: Callable[[Request], None] | None,
+) -> BuiltEngine:
     if config.num_threads is not None:
         use_threads(config.num_threads)
     dtype = _dtype(config.dtype)
@@ -70,7 +91,7 @@ def build_engine(
     engine = Engine(
         scheduler=Scheduler(_scheduler_config(config, max_len), cache),
         cache=cache,
-        executor=_runner(model, storage, max_len),
+        executor=_runner(model, storage, max_len, thread),
         clock=SystemClock(),
         tokenizer=model.tokenizer,
         eos_token_ids=model.eos_token_ids,
@@ -81,7 +102,9 @@ def build_engine(
     return BuiltEngine(engine, model, cache_config, max_len, choices)
 
 
-def _runner(model: Model, storage: KVStorage, max_len: int) -> ModelRunner:
+def _runner(
+    model: Model, storage: KVStorage, max_len: int, thread: ThreadPoolExecutor
+) -> ModelRunner:
     decoder = Decoder(model.config, model.weights, max_len)
     cost = CostModel(
         config=model.config,
@@ -89,7 +112,7 @@ def _runner(model: Model, storage: KVStorage, max_len: int) -> ModelRunner:
         matrix_parameters=model.weights.num_matrix_parameters(),
         kv_token_bytes=storage.token_bytes,
     )
-    return ModelRunner(decoder, storage, cost)
+    return ModelRunner(decoder, storage, cost, thread)
 
 
 def _scheduler_config(config: EngineConfig, max_len: int) -> SchedulerConfig:

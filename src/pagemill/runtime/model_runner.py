@@ -24,18 +24,24 @@ from pagemill.runtime.cost import CostModel
 class ModelRunner:
     """Executor over a Decoder and a KVStorage.
 
-    1. Steps run one after another, in the order of submission, in one thread: so the compute
-       library keeps one pool of workers.
+    1. Steps run one after another, in the order of submission, in one thread: ``thread``, which is
+       given where the model was loaded in it already, and is shut down with the runner.
     2. ``submit`` returns at once; every step is collected once, in order.
     3. Copies of blocks happen before anything of the step is written or read.
     """
 
-    def __init__(self, decoder: Decoder, storage: KVStorage, cost_model: CostModel) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        storage: KVStorage,
+        cost_model: CostModel,
+        thread: ThreadPoolExecutor | None = None,
+    ) -> None:
         self._decoder = decoder
         self._storage = storage
         self._cost_model = cost_model
         self._sampler = Sampler(decoder.config.vocab_size)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pagemill-run")
+        self._thread = thread or ThreadPoolExecutor(max_workers=1)
         self._submitted: deque[tuple[StepId, Future[StepResult]]] = deque()
 
     def submit(self, plan: StepPlan) -> StepId:
