@@ -6,7 +6,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 MODEL ?= smollm2-135m
 ARGS ?=
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= --numprocesses auto
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -21,7 +21,7 @@ run: $(VENV)/engine
 
 test: $(VENV)/dev
 	$(BIN)/pagemill pull smollm2-135m
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: $(VENV)/dev
 	$(BIN)/ruff check .

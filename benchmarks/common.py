@@ -1,6 +1,7 @@
 """What the benchmarks share: flags, the machine, servers as processes, and the RESULT line."""
 
 import argparse
+import atexit
 import json
 import os
 import platform
@@ -50,7 +51,9 @@ class Server:
 
     def __init__(self, model: str, *flags: str) -> None:
         command = [sys.executable, "-m", "pagemill.cli.main", "serve", model, "--port", "0", *flags]
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that atexit runs
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        atexit.register(self._process.kill)
         self.lines: list[str] = []
         self.url = self._wait()
 

@@ -17,7 +17,7 @@ from common import Server, finish, make_parser
 BATCH = 16
 PROMPT_TOKENS, QUICK_PROMPT_TOKENS = 512, 32
 NEW_TOKENS = 32
-ROUNDS = 3
+ROUNDS = 2
 
 
 def prompts(rng: random.Random, length: int) -> list[list[int]]:
@@ -31,6 +31,7 @@ class Ours:
         self._server = Server(model, "--num-blocks", "4000")
         self._http = httpx.Client(base_url=self._server.url, timeout=600)
         self.choices = self._server.lines[:-1]
+        self._call(prompts(random.Random(0), 32), 4)  # warm up
 
     def _call(self, ids: list[list[int]], max_tokens: int) -> float:
         body = {"prompt": ids, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
@@ -55,12 +56,9 @@ class Theirs:
 
     def __init__(self, path: Path) -> None:
         import torch
-        from transformers import AutoModelForCausalLM
 
         self._torch = torch
-        self._model = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.bfloat16
-        ).eval()
+        self._model = reference_model(path)
 
     def measure(self, rng: random.Random, length: int) -> tuple[float, float]:
         torch = self._torch
@@ -84,6 +82,53 @@ class Theirs:
             )
         whole = time.perf_counter() - start
         return BATCH * NEW_TOKENS / (ended[-1] - ended[0]), whole
+
+
+def reference_model(path: Path) -> Any:
+    """A ``transformers`` Llama in bfloat16 with the weights of a llama-type GGUF file."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from pagemill.models.loader import load_model
+
+    loaded = load_model(path, torch.bfloat16)
+    c = loaded.config
+    config = LlamaConfig(
+        vocab_size=c.vocab_size,
+        hidden_size=c.hidden_size,
+        intermediate_size=c.intermediate_size,
+        num_hidden_layers=c.num_layers,
+        num_attention_heads=c.num_heads,
+        num_key_value_heads=c.num_kv_heads,
+        max_position_embeddings=c.max_positions,
+        rms_norm_eps=c.rms_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": c.ropes[0].base},
+        tie_word_embeddings=True,
+    )
+    state = {
+        "model.embed_tokens.weight": loaded.weights.embedding,
+        "model.norm.weight": loaded.weights.final_norm,
+        "lm_head.weight": loaded.weights.output,
+    }
+    rows = [c.num_heads * c.head_dim, *[c.num_kv_heads * c.head_dim] * 2]
+    for i, layer in enumerate(loaded.weights.layers):
+        q, k, v = layer.qkv.split(rows)
+        gate, up = layer.gate_up.chunk(2)
+        parts = {
+            "input_layernorm": layer.attention_norm,
+            "self_attn.q_proj": q,
+            "self_attn.k_proj": k,
+            "self_attn.v_proj": v,
+            "self_attn.o_proj": layer.attention_output,
+            "post_attention_layernorm": layer.ffn_norm,
+            "mlp.gate_proj": gate,
+            "mlp.up_proj": up,
+            "mlp.down_proj": layer.down,
+        }
+        state |= {f"model.layers.{i}.{name}.weight": value for name, value in parts.items()}
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.load_state_dict(state)
+    return model.eval()
 
 
 def compare(model: str, *, quick: bool) -> dict[str, Any]:
