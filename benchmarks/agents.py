@@ -65,6 +65,20 @@ def tokenize(server: Server, texts: Sequence[str]) -> list[list[int]]:
         return [http.post("/tokenize", json={"prompt": text}).json()["tokens"] for text in texts]
 
 
+def computed_outputs(server: Server, answers: Sequence[Answer]) -> list[list[int]]:
+    """Ids of the generated tokens whose KV was computed: all but the last of each answer.
+
+    The API gives tokens as text; one that is not a single token again counts as unknown (-1).
+    """
+    known: dict[str, int] = {}
+    with httpx.Client(base_url=server.url, timeout=120) as http:
+        for text in sorted({token for answer in answers for token in answer.tokens}):
+            body = {"prompt": text, "add_special_tokens": False}
+            ids = http.post("/tokenize", json=body).json()["tokens"]
+            known[text] = ids[0] if len(ids) == 1 else -1
+    return [[known[token] for token in answer.tokens[:-1]] for answer in answers]
+
+
 def choose(
     server: Server, texts: list[str], count: int
 ) -> tuple[list[str], list[list[int]], list[str]]:
@@ -158,7 +172,8 @@ def with_cache(args: Any) -> tuple[dict[str, Any], list[str], list[Answer]]:
         answers = run(server, prompts, "with the cache")
         too_long = left_out[0] if left_out else " ".join(prompts)
         clean_400 = refused(server, too_long)
-    expected, exact = expected_hits(ids, BLOCK_SIZE), exact_hits(ids)
+        outputs = computed_outputs(server, answers)
+    expected, exact = expected_hits(ids, BLOCK_SIZE, outputs), exact_hits(ids, outputs)
     hits = [answer.cached_tokens for answer in answers]
     total = sum(map(len, ids))
     figures = {
@@ -168,6 +183,7 @@ def with_cache(args: Any) -> tuple[dict[str, Any], list[str], list[Answer]]:
         "left_out_gets_clean_400": clean_400,
         "hit_tokens": sum(hits),
         "expected_hit_tokens": sum(expected),
+        "expected_of_prompts_alone": sum(expected_hits(ids, BLOCK_SIZE)),
         "requests_with_other_hits": sum(a != b for a, b in zip(hits, expected, strict=True)),
         "exact_hit_tokens": sum(exact),
         "waste": (sum(exact) - sum(hits)) / total,

@@ -43,6 +43,7 @@ class BuiltEngine:
     engine: Engine
     model: Model
     cache_config: CacheConfig
+    kv_format: str
     max_model_len: int
     choices: tuple[str, ...]
 
@@ -99,7 +100,7 @@ def _build(
         on_finish=on_finish,
     )
     choices = _choices(config, dtype, kv_format, cache_config, storage, max_len)
-    return BuiltEngine(engine, model, cache_config, max_len, choices)
+    return BuiltEngine(engine, model, cache_config, kv_format, max_len, choices)
 
 
 def _runner(

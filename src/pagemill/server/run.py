@@ -62,7 +62,7 @@ class RunningServer:
             on_step=self._metrics.on_step,
             on_finish=self._on_finish,
         )
-        self._metrics.watch(self.built.engine, self._cache_info(engine_config))
+        self._metrics.watch(self.built.engine, self._cache_info())
         self.app = App(
             self.built.engine,
             self.built.model.template,
@@ -80,11 +80,11 @@ class RunningServer:
     def _on_finish(self, request: Request) -> None:
         self._metrics.on_finish(request, self._clock.now_ns())
 
-    def _cache_info(self, config: EngineConfig) -> dict[str, str]:
+    def _cache_info(self) -> dict[str, str]:
         cache = self.built.cache_config
         return {
             "block_size": str(cache.block_size),
-            "cache_dtype": config.kv_format,
+            "cache_dtype": self.built.kv_format,
             "num_gpu_blocks": str(cache.num_blocks[0]),
             "num_cpu_blocks": "0",
             "enable_prefix_caching": str(cache.prefix_index != "off"),
