@@ -56,12 +56,16 @@ class RunningServer:
         self._uvicorn: uvicorn.Server | None = None
         names = config.served_model_names or (engine_config.model,)
         self._metrics = Metrics(config.metrics_prefix, names[0])
-        self.built: BuiltEngine = build_engine(
-            engine_config,
-            progress=progress,
-            on_step=self._metrics.on_step,
-            on_finish=self._on_finish,
-        )
+        try:
+            self.built: BuiltEngine = build_engine(
+                engine_config,
+                progress=progress,
+                on_step=self._metrics.on_step,
+                on_finish=self._on_finish,
+            )
+        except BaseException:
+            self._listener.close()
+            raise
         self._metrics.watch(self.built.engine, self._cache_info())
         self.app = App(
             self.built.engine,
