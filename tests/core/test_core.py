@@ -103,8 +103,7 @@ def test_a_request_counts_its_tokens() -> None:
         namespace=b"",
         arrival_ns=0,
     )
-    assert (request.num_missing_tokens, request.is_decoding) == (3, False)
+    assert request.num_missing_tokens == 3
     request.num_computed_tokens = 3
     request.token_ids.append(9)
     assert (request.num_output_tokens, request.num_missing_tokens) == (1, 1)
-    assert request.is_decoding

@@ -63,6 +63,7 @@ def check_error(answer: httpx.Response, status: int, *words: str, param: str | N
         ({"priority": 1 << 40}, "priority", "priority"),
         ({"stop": [f"stop {i}" for i in range(10_000)]}, "10000 stop strings", "stop"),
         ({"stop": ""}, "stop string is empty", "stop"),
+        ({"stop_token_ids": [10**9]}, "stop_token_ids", "stop_token_ids"),
         ({"stop": "x" * 5000}, "5000 characters", "stop"),
         ({"logit_bias": {"cat": 1}}, "not a token id", "logit_bias"),
         ({"logit_bias": {"99999999": 1}}, "99999999", "logit_bias"),

@@ -161,3 +161,19 @@ def test_max_tokens_defaults_to_what_fits(tiny: TinyEngine) -> None:
     tiny.run()
     room = min(512, 59 * 16)  # the context of the tiny model, and the pool
     assert waiter.pieces[-1].usage.num_output_tokens == room - 30
+
+
+def test_a_bug_in_the_engines_thread_leaves_nobody_waiting(tiny: TinyEngine) -> None:
+    def broken(now_ns: int) -> StepPlan:
+        raise AssertionError("a bug")
+
+    tiny.engine.scheduler.plan = broken
+    waiters = [Waiter(), Waiter()]
+    for waiter in waiters:
+        tiny.engine.generate_later(long_ask(), waiter)
+    tiny.engine.start()
+    assert all(waiter.ended.wait(10) for waiter in waiters)
+    assert all(waiter.reason is FinishReason.ERROR for waiter in waiters)
+    assert tiny.engine.is_draining
+    with pytest.raises(EngineStoppedError):
+        tiny.engine.generate(long_ask(), Waiter())

@@ -48,9 +48,7 @@ def run(parsed: argparse.Namespace) -> int:
     for line in server.built.choices:
         print(f"  {line}")
     host = f"[{server_config.host}]" if ":" in server_config.host else server_config.host
-    print(
-        f"pagemill serves {server.built.model.name} at http://{host}:{server.port}/v1", flush=True
-    )
+    print(f"pagemill serves {server.model_name} at http://{host}:{server.port}/v1", flush=True)
     server.serve()
     print("pagemill has stopped")
     return 0

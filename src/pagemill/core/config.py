@@ -10,6 +10,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 KV_FORMATS = ("auto", "fp32", "bf16")
 PREFIX_INDEXES = ("flat", "off")
 POLICIES = ("fcfs", "priority")
+MAX_DRAIN_S = 86_400.0
 
 
 def _choose(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -78,5 +79,9 @@ class ServerConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}: it must lie between 0 and 65535")
         _choose("metrics_prefix", self.metrics_prefix, ("pagemill", "vllm"))
+        if not 0.0 <= self.drain_timeout_s <= MAX_DRAIN_S:  # also refuses NaN
+            raise ConfigError(
+                f"drain_timeout is {self.drain_timeout_s}: give 0 to {MAX_DRAIN_S:.0f} seconds"
+            )
         if any(not key for key in self.api_keys):
             raise ConfigError("an api_key is empty: leave it out to serve without a key")

@@ -63,7 +63,6 @@ class StopParams:
 
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
-    min_tokens: int = 0
 
 
 class RequestStatus(Enum):
@@ -131,8 +130,3 @@ class Request:
     def num_missing_tokens(self) -> int:
         """How far computed is behind known."""
         return len(self.token_ids) - self.num_computed_tokens
-
-    @property
-    def is_decoding(self) -> bool:
-        """Only the newest token is missing."""
-        return self.num_missing_tokens == 1 and self.num_output_tokens > 0

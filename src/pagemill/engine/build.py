@@ -226,8 +226,9 @@ def _choices(
             f"{group.name}: {count} blocks of {cache.block_size} tokens"
             f" ({(count - 1) * cache.block_size} tokens, {size}, {len(group.layers)} layers)"
         )
+    num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     lines.append(
-        f"at most {config.max_num_seqs} sequences, {config.max_num_batched_tokens} tokens a step,"
+        f"at most {num_seqs} sequences, {config.max_num_batched_tokens} tokens a step,"
         f" {config.max_queue} waiting; prefix index {config.prefix_index}"
     )
     return tuple(lines)

@@ -26,6 +26,7 @@ from pagemill.sched.values import SequenceOutput
 
 LOG = logging.getLogger("pagemill.engine")
 IDLE_WAIT_S = 0.5
+STOPPED = "the server is shutting down: send the request elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ class Engine:
         self._wake = Event()
         self._idle = Event()
         self._stopping = False
+        self._has_ended = False
         self._draining = False
         self._thread = Thread(target=self._run, name="pagemill-engine", daemon=True)
 
@@ -162,8 +164,12 @@ class Engine:
     def generate(self, ask: Generate, on_piece: OnPiece) -> SequenceId:
         """Take a request. Raises RequestError, QueueFullError or EngineStoppedError at once."""
         if self._draining or not self._thread.is_alive():
-            raise EngineStoppedError("the server is shutting down: send the request elsewhere")
-        return self.generate_later(ask, on_piece)
+            raise EngineStoppedError(STOPPED)
+        sequence_id = self.generate_later(ask, on_piece)
+        # the thread may have ended since; then nobody takes the request, unless its end was told
+        if self._has_ended and self._streams.pop(sequence_id, None) is not None:
+            raise EngineStoppedError(STOPPED)
+        return sequence_id
 
     def generate_later(self, ask: Generate, on_piece: OnPiece) -> SequenceId:
         """As ``generate``, for a caller that steps the engine itself instead of starting it."""
@@ -225,10 +231,18 @@ class Engine:
     # ------------------------------------------------------------ the engine's thread
 
     def _run(self) -> None:
-        while not self._stopping:
-            if not self.step() and not self._inbox and not self.scheduler.has_work:
-                self._rest()
-        self._abort_all()
+        try:
+            while not self._stopping:
+                if not self.step() and not self._inbox and not self.scheduler.has_work:
+                    self._rest()
+        except Exception as error:  # a bug: nobody may wait for ever, and /health must say so
+            LOG.exception("the engine has failed and stops")
+            self._draining = True
+            self._end_all(FinishReason.ERROR, error)
+            return
+        for sequence_id in list(self._streams):
+            self.scheduler.abort(sequence_id)
+        self._end_all(FinishReason.ABORT, None)
 
     def step(self) -> bool:
         """Run one step and hand out its pieces. False where there was nothing to compute."""
@@ -300,12 +314,18 @@ class Engine:
             piece = Piece("", (), _usage(request), finish_reason=reason, error=error)
             self._hand_out(request, stream, piece)
 
-    def _abort_all(self) -> None:
+    def _end_all(self, reason: FinishReason, error: Exception | None) -> None:
+        """A last piece for everybody; one receiver that fails does not stop the others."""
+        self._has_ended = True
         for sequence_id in list(self._streams):
-            request = self.scheduler.abort(sequence_id)
-            stream = self._streams.pop(sequence_id)
-            usage = _usage(request) if request else Usage(0, 0, 0)
-            stream.on_piece(Piece("", (), usage, finish_reason=FinishReason.ABORT))
+            stream = self._streams.pop(sequence_id, None)
+            if stream is None:
+                continue
+            try:
+                stream.on_piece(Piece("", (), Usage(0, 0, 0), finish_reason=reason, error=error))
+            except Exception:
+                LOG.exception("a receiver failed at the end")
+        self._idle.set()
 
 
 def _usage(request: Request) -> Usage:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -92,6 +92,8 @@ class App:
                 return await handler(request)
             except PagemillError as error:
                 return error_response(error)
+            except ClientDisconnect:
+                return Response(status_code=499)
 
         return guarded
 

@@ -144,6 +144,7 @@ class Converter:
             raise RequestError(
                 f"{len(stop_ids)} stop_token_ids: at most {MAX_STOP_TOKEN_IDS}", "stop_token_ids"
             )
+        self.check_ids(stop_ids, "stop_token_ids")
         _check_utf8("cache_salt", body.cache_salt)
         _check_range("priority", body.priority, -(1 << 31), (1 << 31) - 1)
         return Generate(

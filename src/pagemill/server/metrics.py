@@ -73,9 +73,10 @@ class Metrics:
 
     def field_label(self, name: str) -> str:
         """A label for an ignored field: the name, or ``other`` once many different ones came."""
+        name = name[:64].encode("utf-8", "replace").decode()
         if name in self._fields or len(self._fields) < MAX_FIELD_LABELS:
             self._fields.add(name)
-            return name[:64].encode("utf-8", "replace").decode()
+            return name
         return "other"
 
     def count(self, counter: Counter, *labels: str) -> None:

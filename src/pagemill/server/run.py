@@ -1,8 +1,10 @@
 """Start a server: bind the port first, then load, then serve until SIGTERM drains it."""
 
 import logging
+import math
 import signal
 import socket
+from pathlib import Path
 from threading import current_thread, main_thread
 
 import uvicorn
@@ -36,6 +38,12 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def default_name(model: str) -> str:
+    """The name that clients use: a short or hub name as it is, of a path only its last part."""
+    path = Path(model).expanduser()
+    return (path.stem if path.is_file() else path.resolve().name) if path.exists() else model
+
+
 def _outlive_signals() -> None:
     """uvicorn raises SIGTERM and SIGINT again once it has shut down; by then the engine still has
     to drain, so the process must survive them. In other threads signals do not arrive."""
@@ -54,7 +62,8 @@ class RunningServer:
         self._listener = bind(config.host, config.port)
         self._clock = SystemClock()
         self._uvicorn: uvicorn.Server | None = None
-        names = config.served_model_names or (engine_config.model,)
+        names = config.served_model_names or (default_name(engine_config.model),)
+        self.model_name = names[0]
         self._metrics = Metrics(config.metrics_prefix, names[0])
         try:
             self.built: BuiltEngine = build_engine(
@@ -106,7 +115,7 @@ class RunningServer:
             log_config=None,
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=int(self._config.drain_timeout_s) or None,
+            timeout_graceful_shutdown=math.ceil(self._config.drain_timeout_s),
         )
         self.built.engine.start()
         _outlive_signals()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from pagemill.core.types import SequenceId
 from pagemill.engine.engine import Engine, Generate, Piece
+
+LOG = logging.getLogger("pagemill.server")
 
 
 class PieceStreams:
@@ -102,8 +105,10 @@ class EventStream(Response):
         finally:
             for task in (sending, gone):
                 task.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
+            outcomes = await asyncio.gather(sending, gone, return_exceptions=True)
             self._on_end()
+            if isinstance(outcomes[0], Exception) and not isinstance(outcomes[0], OSError):
+                LOG.error("a stream failed", exc_info=outcomes[0])
 
     async def _send(self, send: Send) -> None:
         await send(
