@@ -24,7 +24,7 @@ from rich.progress import track
 from brute_force import exact_hits, expected_hits
 from common import DATA, Server, finish, make_parser
 
-NUM_REQUESTS, QUICK_REQUESTS = 60, 14
+NUM_REQUESTS, QUICK_REQUESTS = 60, 8
 MAX_PROMPT_TOKENS = 8184
 OUTPUT_TOKENS = 8
 BLOCK_SIZE = 16
