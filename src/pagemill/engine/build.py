@@ -129,7 +129,7 @@ def _scheduler_config(config: EngineConfig, max_len: int) -> SchedulerConfig:
 def _dtype(name: str) -> torch.dtype:
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-    return torch.bfloat16  # half the bytes of a decode step; kernels/linear.py has the figures
+    return torch.bfloat16  # half the bytes of a decode step
 
 
 def _kv_format(name: str, dtype: torch.dtype) -> str:

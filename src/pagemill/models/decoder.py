@@ -4,7 +4,6 @@ What differs between families is data in ModelConfig (QK norm, biases, windows, 
 not code. Activations and sums are float32; weights may be bfloat16. Knows no request and no plan.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -124,12 +123,3 @@ class Decoder:
         logits = linear(hidden, self.weights.output)
         cap = self.config.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
-
-
-def last_rows(counts: Sequence[int]) -> list[int]:
-    """Row of each sequence's last token in the packed batch."""
-    rows, end = [], 0
-    for count in counts:
-        end += count
-        rows.append(end - 1)
-    return rows

@@ -5,6 +5,8 @@ positions  int32 [T]     start + 0 .. count - 1 of each part
 slots      int32 [T]     per group: table[position // B] * B + position % B
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -55,3 +57,12 @@ def _slots(
     blocks = block_ids[indptr[:-1][sequence_of] + positions // block_size]
     assert blocks.all(), "a token would be written into the null block"
     return (blocks * block_size + positions % block_size).astype(np.int32)
+
+
+def last_rows(counts: Sequence[int]) -> list[int]:
+    """Row of each sequence's last token in the packed batch."""
+    rows, end = [], 0
+    for count in counts:
+        end += count
+        rows.append(end - 1)
+    return rows

@@ -16,8 +16,8 @@ from pagemill.core.step import (
 from pagemill.core.types import SequenceId, StepId
 from pagemill.kernels.kv_storage import KVStorage
 from pagemill.kernels.sampling import Sampler, SampleRow, token_logprobs
-from pagemill.models.decoder import Decoder, last_rows
-from pagemill.runtime.batch import make_batch
+from pagemill.models.decoder import Decoder
+from pagemill.runtime.batch import last_rows, make_batch
 from pagemill.runtime.cost import CostModel
 
 

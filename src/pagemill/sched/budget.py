@@ -3,12 +3,10 @@
     |<-------------------------- budget -------------------------->|
     | decodes, one each | main lane: long prompts  | fast lane      |
 
-Every decode gets its token first, so that no stream stutters. What is left is cut in two: prompts
-in
-queue order share the main lane, and a quarter is a fast lane for prompts that a few steps can
-finish, so that a short prompt behind a very long one does not wait for all of it. What one lane
-does
-not use, the other may.
+Every decode gets its token first, so that no stream stutters. What is left is cut in two:
+prompts in queue order share the main lane, and a quarter is a fast lane for prompts that a few
+steps can finish, so that a short prompt behind a very long one does not wait for all of it. What
+one lane does not use, the other may.
 """
 
 from dataclasses import dataclass
