@@ -11,7 +11,7 @@ from pagemill import _native
 from pagemill.core.layers import CacheConfig, LayerGroup
 from pagemill.kernels.fused import gelu_tanh_mul, rms_norm, rope_and_write, silu_mul
 from pagemill.kernels.kv_storage import KVStorage
-from pagemill.kernels.linear import FEW_TOKENS, HAS_BF16_PRODUCT, linear, linear_bf16, widen
+from pagemill.kernels.linear import HAS_BF16_PRODUCT, linear, linear_bf16, widen
 
 
 @pytest.fixture(params=ISAS, autouse=True)
@@ -39,7 +39,9 @@ def test_activations(shape: tuple[int, int]) -> None:
     gate_up[:, 1:2] = -1000.0
     gate, up = gate_up.chunk(2, 1)
     near = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(silu_mul(gate_up), (functional.silu(gate.double()) * up).float(), **near)
+    torch.testing.assert_close(
+        silu_mul(gate_up), (functional.silu(gate.double()) * up).float(), **near
+    )
     want = (functional.gelu(gate.double(), approximate="tanh") * up).float()
     torch.testing.assert_close(gelu_tanh_mul(gate_up), want, **near)
 
@@ -104,14 +106,15 @@ def test_rope_refuses_what_does_not_fit() -> None:
         rope_and_write(qkv, table, start, good, storage, 0, key_norm=torch.zeros(8))
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 7, 16, 31])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 7, 16, 31, 48, 64])
 @pytest.mark.parametrize(("num_rows", "width"), [(576, 576), (50, 30), (7, 1), (25, 100)])
 def test_linear_bf16(num_tokens: int, num_rows: int, width: int) -> None:
     weight = torch.randn(num_rows, width).bfloat16()
     x = torch.randn(num_tokens, width)
     want = (x.double() @ weight.double().T).float()
     got = linear_bf16(x, weight)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+    # AMX takes x as two bfloat16: 2^-18 of each product is lost
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4 + width * 2**-20)
     one_by_one = torch.cat([linear_bf16(x[i : i + 1], weight) for i in range(num_tokens)])
     assert torch.equal(got, one_by_one)
 
@@ -120,11 +123,11 @@ def test_linear_bf16(num_tokens: int, num_rows: int, width: int) -> None:
 @pytest.mark.parametrize("num_tokens", [3, 100])
 def test_linear(dtype: torch.dtype, num_tokens: int) -> None:
     weight, bias, x = torch.randn(40, 64).to(dtype), torch.randn(40), torch.randn(num_tokens, 64)
-    if dtype == torch.bfloat16 and num_tokens > FEW_TOKENS and HAS_BF16_PRODUCT:
+    if dtype == torch.bfloat16 and num_tokens > _native.linear_tokens() and HAS_BF16_PRODUCT:
         x = x.bfloat16().float()
         near = {"rtol": 1e-2, "atol": 1e-2}
     else:
-        near = {"rtol": 1e-5, "atol": 1e-4}
+        near = {"rtol": 1e-5, "atol": 2e-4}
     want = (x.double() @ weight.double().T + bias).float()
     torch.testing.assert_close(linear(x, weight, bias), want, **near)
     torch.testing.assert_close(linear(x, weight), want - bias, **near)
