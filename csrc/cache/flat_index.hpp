@@ -48,6 +48,10 @@ public:
 
     void publish(BlockId block, const Hash &hash, const Hash &parent, const uint32_t *tokens,
                  bool is_first);
+    // The tokens of a block that is partly filled, and not published.
+    void note_tokens(BlockId block, const uint32_t *tokens, uint32_t count) {
+        std::memcpy(&token_ids_[size_t(block) * block_size_], tokens, 4 * size_t(count));
+    }
     void drop(BlockId block);
     // The entry of `from` now names `to`: same content, another place.
     void move(BlockId from, BlockId to);

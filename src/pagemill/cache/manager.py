@@ -53,7 +53,8 @@ class CacheManager:
             config.num_blocks,
             [group.window or 0 for group in config.groups],
             config.block_size,
-            config.prefix_index == "flat",
+            config.prefix_index != "off",
+            config.prefix_index == "radix",
             on_event is not None,
         )
 
@@ -67,6 +68,11 @@ class CacheManager:
         """The longest cached prefix of ``token_ids`` [num_tokens], at most num_tokens - 1."""
         native = self._core.peek_match(token_ids, namespace)
         return PrefixMatch(native.num_tokens, namespace, native)
+
+    def floor_match(self, match: PrefixMatch) -> PrefixMatch:
+        """The whole blocks of ``match``: what a pool can take that has no room for a copy."""
+        native = self._core.floor(match.native)
+        return PrefixMatch(native.num_tokens, match.namespace, native)
 
     def can_admit(
         self,

@@ -12,12 +12,11 @@ from pagemill.core.config import (
     DTYPES,
     KV_FORMATS,
     POLICIES,
-    PREFIX_INDEXES,
     EngineConfig,
     ServerConfig,
 )
 from pagemill.core.errors import ConfigError
-from pagemill.core.layers import BLOCK_SIZES
+from pagemill.core.layers import BLOCK_SIZES, PREFIX_INDEXES
 from pagemill.core.units import parse_bytes
 
 
@@ -99,7 +98,7 @@ ENGINE_OPTIONS = (
         "prefix_index",
         ("--prefix-index",),
         str,
-        "how shared prefixes are found (flat)",
+        "how shared prefixes are found: radix to the token, flat in whole blocks (radix)",
         _one_of(PREFIX_INDEXES),
     ),
     Option(
@@ -163,7 +162,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                 metavar=option.metavar,
                 nargs="+" if option.many else None,
             )
-    for flag, value in (("--enable-prefix-caching", "flat"), ("--no-enable-prefix-caching", "off")):
+    for flag, value in (
+        ("--enable-prefix-caching", "radix"),
+        ("--no-enable-prefix-caching", "off"),
+    ):
         parser.add_argument(
             flag,
             dest="prefix_index",

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagemill.core.errors import ConfigError
-from pagemill.core.layers import BLOCK_SIZES
+from pagemill.core.layers import BLOCK_SIZES, PREFIX_INDEXES
 
 DTYPES = ("auto", "float32", "bfloat16")
 KV_FORMATS = ("auto", "fp32", "bf16")
-PREFIX_INDEXES = ("flat", "off")
 POLICIES = ("fcfs", "priority")
 MAX_DRAIN_S = 86_400.0
 
@@ -41,7 +40,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_queue: int = 1024
     scheduling_policy: str = "fcfs"
-    prefix_index: str = "flat"
+    prefix_index: str = "radix"
     cache_key_file: Path | None = None
     chat_template: Path | None = None
     num_threads: int | None = None

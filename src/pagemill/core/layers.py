@@ -6,6 +6,7 @@ from pagemill.core.errors import ConfigError
 from pagemill.core.units import ceil_div
 
 BLOCK_SIZES = (16, 32, 64, 128)
+PREFIX_INDEXES = ("radix", "flat", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,17 @@ class CacheConfig:
     groups: tuple[LayerGroup, ...]
     num_blocks: tuple[int, ...]
     block_size: int = 16
-    prefix_index: str = "flat"
+    prefix_index: str = "radix"
 
     def __post_init__(self) -> None:
         if self.block_size not in BLOCK_SIZES:
             raise ConfigError(f"block size {self.block_size}: choose one of {BLOCK_SIZES}")
         if not self.groups or len(self.groups) != len(self.num_blocks):
             raise ConfigError("the cache needs one number of blocks for each of its layer groups")
-        if self.prefix_index not in ("flat", "off"):
-            raise ConfigError(f"prefix index {self.prefix_index!r}: choose flat or off")
+        if self.prefix_index not in PREFIX_INDEXES:
+            raise ConfigError(
+                f"prefix index {self.prefix_index!r}: choose {', '.join(PREFIX_INDEXES)}"
+            )
         for group, num_blocks in zip(self.groups, self.num_blocks, strict=True):
             if num_blocks < 2:
                 raise ConfigError(

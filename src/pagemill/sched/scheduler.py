@@ -8,6 +8,7 @@ come back are all the same case: num_computed_tokens is behind num_tokens.
 from dataclasses import dataclass, field
 
 from pagemill.cache.manager import CacheManager
+from pagemill.cache.prefix_index import PrefixMatch
 from pagemill.core.errors import QueueFullError, TooLongError
 from pagemill.core.request import FinishReason, Request, RequestStatus
 from pagemill.core.step import (
@@ -260,14 +261,8 @@ class Scheduler:
         now_ns: int,
     ) -> bool:
         cache = self.cache
-        match = cache.peek_match(self._matchable(request), request.namespace)
-        fits = cache.can_admit(
-            match,
-            request.num_tokens + 1,
-            reserve_blocks=reserve if self._running else 0,
-            chunk_tokens=self.config.max_num_batched_tokens,
-        )
-        if not fits:
+        match = self._fitting_match(request, reserve if self._running else 0)
+        if match is None:
             return False
         request.table_id = cache.open(
             match, request.namespace, is_resumed=request.num_preemptions > 0
@@ -281,6 +276,20 @@ class Scheduler:
         self._running.append(request)
         count = min(request.num_missing_tokens, lane)
         return self._plan_one(request, count, planned, budget, from_fast=fast)
+
+    def _fitting_match(self, request: Request, reserve: int) -> PrefixMatch | None:
+        """What is cached of the request, if there is room for the rest. A partly matched block
+        needs one block more, for its copy: without it where that one is missing."""
+        match = self.cache.peek_match(self._matchable(request), request.namespace)
+        for candidate in (match, self.cache.floor_match(match)):
+            if self.cache.can_admit(
+                candidate,
+                request.num_tokens + 1,
+                reserve_blocks=reserve,
+                chunk_tokens=self.config.max_num_batched_tokens,
+            ):
+                return candidate
+        return None
 
     def _matchable(self, request: Request) -> IntBuffer:
         return request.token_ids[:1] if request.skip_cache_read else request.token_ids
