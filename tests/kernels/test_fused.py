@@ -39,7 +39,9 @@ def test_activations(shape: tuple[int, int]) -> None:
     gate_up[:, 1:2] = -1000.0
     gate, up = gate_up.chunk(2, 1)
     near = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(silu_mul(gate_up), (functional.silu(gate.double()) * up).float(), **near)
+    torch.testing.assert_close(
+        silu_mul(gate_up), (functional.silu(gate.double()) * up).float(), **near
+    )
     want = (functional.gelu(gate.double(), approximate="tanh") * up).float()
     torch.testing.assert_close(gelu_tanh_mul(gate_up), want, **near)
 
