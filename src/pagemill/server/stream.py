@@ -36,7 +36,10 @@ class PieceStreams:
 
     def _receiver(self, index: int) -> Callable[[Piece], None]:
         def receive(piece: Piece) -> None:
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, piece))
+            try:
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, piece))
+            except RuntimeError:  # the loop was closed by force: nobody reads any more
+                LOG.debug("a piece came after the end")
 
         return receive
 
