@@ -96,6 +96,14 @@ def test_a_busy_port_is_refused_before_anything_is_loaded(run: Run, smollm2: Pat
         check_refused(run("serve", str(smollm2), "--port", port), port, "--port")
 
 
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
+def test_a_host_that_is_not_this_machine_is_refused(run: Run, smollm2: Path, host: str) -> None:
+    """Unknown, or known and elsewhere: the advice is about the host, not about the port."""
+    done = run("serve", str(smollm2), "--host", host, "--port", "0")
+    check_refused(done, host, "--host")
+    assert "--port" not in done.err
+
+
 def test_no_memory_for_the_pool_is_refused(run: Run, smollm2: Path) -> None:
     done = run("serve", str(smollm2), "--port", "0", "--kv-memory", "900TiB")
     check_refused(done, "memory", "--kv-memory")
