@@ -102,7 +102,7 @@ def test_alone_or_in_a_batch(make: Callable[..., TinyEngine], reference: Run) ->
     assert run.same_as(reference)
 
 
-@pytest.mark.parametrize("block_size", [32, 64])
+@pytest.mark.parametrize("block_size", [32, 64, 128])
 def test_other_block_sizes(
     make: Callable[..., TinyEngine], reference: Run, block_size: int
 ) -> None:
