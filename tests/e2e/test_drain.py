@@ -1,10 +1,12 @@
 """SIGTERM as clients see it: 503 for what is new, an end for what runs, nobody cut off."""
 
+import asyncio
 import json
 import logging
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import httpx
 import pytest
 
 from model.live_server import LiveServer
+from pagemill.server import run
+from pagemill.server.stream import EventStream
 
 LONG = {"prompt": "One, two,", "max_tokens": 4000, "ignore_eos": True, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 4000, "ignore_eos": True}
@@ -110,3 +114,46 @@ def test_an_idle_server_stops_at_once(
     server.running.stop()
     server.thread.join(30)
     assert not server.thread.is_alive()
+
+
+def test_half_a_body_is_told_at_the_end(
+    start_server: Callable[..., LiveServer],
+    smollm2: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A client that stops in the middle of its request holds the end up for a moment only."""
+    monkeypatch.setattr(run, "LAST_WORDS_S", 1)
+    server = start_server(smollm2, num_blocks=20)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.running.port), timeout=30) as connection:
+        connection.sendall(head + b'{"prompt": ')
+        time.sleep(0.2)
+        server.running.stop()
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    server.thread.join(30)
+    assert not server.thread.is_alive()
+    assert answer.startswith(b"HTTP/1.1 503")
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert error["type"] == "service_unavailable_error"
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_a_reader_that_hangs_is_given_up_at_the_end() -> None:
+    ended: list[bool] = []
+
+    async def hang(*_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def one_event() -> AsyncIterator[bytes]:
+        yield b"data: 1"
+
+    async def serve() -> None:
+        stream = EventStream(one_event(), lambda: ended.append(True))
+        task = asyncio.ensure_future(stream({}, hang, hang))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+
+    asyncio.run(serve())
+    assert ended == [True]

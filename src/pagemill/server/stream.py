@@ -105,6 +105,8 @@ class EventStream(Response):
         gone = asyncio.ensure_future(self._gone(receive))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the end of the process: nothing is left to be done here
+            LOG.warning("a client did not read its last events in time")
         finally:
             for task in (sending, gone):
                 task.cancel()
