@@ -5,8 +5,8 @@
 // keep the published block held for as long as any block of that content is:
 //   commit finds the published block evictable: the entry moves to the new block, the old is EMPTY;
 //   the published block loses its last holder: the entry moves to its oldest duplicate.
-// With a tree the rest of a sequence, less than a block, may stay as a *cached tail*: evictable like
-// a published block, but without a hash, and only ever copied.
+// With a tree the rest of a sequence, less than a block, may stay as a *cached tail*: evictable
+// like a published block, but without a hash, and only ever copied.
 // So in a full group a table always holds, for each of its published blocks, the block or a twin of
 // it, and releases tail first: a parent is never older in the list than its children, and the
 // oldest evictable block is always a leaf.

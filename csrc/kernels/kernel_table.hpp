@@ -96,7 +96,8 @@ struct KernelTable {
 
 // The best table for this processor, or the one chosen by set_isa.
 const KernelTable &kernels();
-bool set_isa(const char *name);  // portable, avx2, avx512, amx, or auto; false where it cannot run here
+// portable, avx2, avx512, amx, or auto; false where it cannot run here
+bool set_isa(const char *name);
 const char *isa_name();
 const char *available_isa(int index);  // those that can run here, best first; nullptr behind them
 

@@ -86,6 +86,7 @@ class Harness:
         self.copies: list[tuple[tuple[BlockCopy, ...], list[NaiveCopy]]] = []
         self.kv: list[dict[int, list[int]]] = [{} for _ in windows]
         self.known: list[list[int]] = [[]]
+        self.num_copies = self.num_refused = self.num_partial = 0
         self.weights = [self.random.choice((0, 1, 3, 6)) for _ in OPERATIONS]
         self.weights[:3] = [
             weight + base for weight, base in zip(self.weights, (2, 6, 6), strict=False)
@@ -123,6 +124,7 @@ class Harness:
         match = self.real.peek_match(array("I", tokens), namespace)
         assert match.num_tokens == self.naive.exact_match(tokens, namespace)  # invariant 6
         assert match.num_tokens <= max(0, len(tokens) - 1)  # invariant 10
+        self.num_partial += match.num_tokens % B > 0
         table = self.real.open(match, namespace)
         naive = self.naive.open(tokens, namespace, self.source(match))
         sequence = Sequence(table, naive, namespace, tokens, match.num_tokens)
@@ -149,8 +151,10 @@ class Harness:
         naive = self.naive.extend(sequence.naive, wanted)
         assert (real is None) == (naive is None)
         if real is None or naive is None:
+            self.num_refused += 1
             return
         assert [c.group for c in real] == [group for group, _, _ in naive]
+        self.num_copies += len(real)
         if real:
             self.copies.append((real, naive))
         for copied in real:
@@ -306,3 +310,16 @@ class Harness:
 @pytest.mark.parametrize("seed", fuzz_seeds(40))
 def test_real_and_naive_agree(seed: int) -> None:
     Harness(seed).run(300)
+
+
+def test_the_operations_reach_what_they_are_for() -> None:
+    """Over a few fixed seeds: hits, partly matched blocks, evictions, copies, refusals."""
+    runs = [Harness(seed) for seed in range(20)]
+    for harness in runs:
+        harness.run(200)
+    stats = [harness.real.stats() for harness in runs]
+    assert sum(one.num_hit_tokens > 0 for one in stats) >= 4
+    assert sum(any(group.num_evicted for group in one.groups) for one in stats) >= 4
+    assert sum(harness.num_copies > 0 for harness in runs) >= 3
+    assert sum(harness.num_refused > 0 for harness in runs) >= 3
+    assert sum(harness.num_partial > 0 for harness in runs) >= 3

@@ -28,7 +28,8 @@ class CacheManager:
     2. ``extend`` gives slots or changes nothing. It must precede every write, also after ``fork``.
     3. Only ``commit`` publishes, and only blocks whose last token is computed.
     4. Blocks that a running step reads or writes stay held: release a table after its last step is
-       collected. The source of a copy is held until ``release_copies``.
+       collected. The source of a copy is held until ``release_copies``, and so is all that a table
+       holds that was released before.
     5. Each call is whole: a wrong one raises AssertionError and changes nothing.
 
     Token ids are any flat buffer of u32: ``array('I')`` or numpy uint32. Not for several threads.

@@ -60,7 +60,7 @@ class EngineConfig:
         _at_least("kv_memory", self.kv_memory_bytes, 1)
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_queue"):
             _at_least(name, getattr(self, name), 1)
-        _at_least("num_threads", self.num_threads, 1)
+        _at_least("--threads", self.num_threads, 1)
 
 
 @dataclass(frozen=True, slots=True)
