@@ -1,5 +1,7 @@
 #include "cache/block_group.hpp"
 
+#include <algorithm>
+
 #include "cache/bug.hpp"
 
 namespace pagemill::cache {
@@ -22,6 +24,7 @@ void BlockGroup::publish(BlockId block, const Hash &hash, const Hash &parent,
     BlockId other = index.find(hash);
     if (other == kNullBlock) {
         index.publish(block, hash, parent, tokens, is_first);
+        order.published(block);
         log.stored(group_id, hash, parent, tokens, block_size);
         ++counters.num_stored;
         return;
@@ -32,7 +35,26 @@ void BlockGroup::publish(BlockId block, const Hash &hash, const Hash &parent,
         return;
     }
     index.move(other, block);
+    order.moved(other, block, true);
     pool.make_empty(other, true);
+}
+
+void BlockGroup::take(BlockId block, bool is_hit) {
+    if (pool.ref_count(block) == 0) order.became_held(block);
+    pool.take_reference(block);
+    if (is_hit) order.touched(block);
+}
+
+void BlockGroup::request_ended(std::span<const BlockId> blocks, uint32_t num_published,
+                               const RequestEnd &end) {
+    if (!order.is_on()) return;
+    std::vector<BlockId> path;
+    for (BlockId block : blocks.first(std::min<size_t>(num_published, blocks.size()))) {
+        if (block == kNullBlock) continue;
+        while (!index.is_published(block)) block = pool.next(block);  // a twin: round its ring
+        path.push_back(block);
+    }
+    order.request_ended(path, end);
 }
 
 void BlockGroup::release(BlockId block) {
@@ -40,11 +62,15 @@ void BlockGroup::release(BlockId block) {
     bool is_published = index.is_published(block);
     if (is_published && pool.is_alone(block)) {
         pool.make_evictable(block);
+        order.became_evictable(block);
         return;
     }
     BlockId oldest_twin = pool.next(block);
     pool.leave_ring(block);
-    if (is_published) index.move(block, oldest_twin);
+    if (is_published) {
+        index.move(block, oldest_twin);
+        order.moved(block, oldest_twin, false);
+    }
     pool.make_empty(block, false);
 }
 
@@ -57,8 +83,9 @@ void BlockGroup::release_all(std::span<const BlockId> blocks) {
 uint32_t BlockGroup::evict(uint32_t n) {
     uint32_t num_evicted = 0;
     for (; num_evicted < n && pool.num_evictable() > 0; ++num_evicted) {
-        BlockId block = pool.oldest();
+        BlockId block = order.victim();
         index.prefetch(pool.next(block));
+        order.dropped(block);
         log.removed(group_id, index.hash(block));
         index.drop(block);
         pool.make_empty(block, true);

@@ -104,6 +104,7 @@ Found CacheCore::check_index(const BlockGroup &group) {
     const BlockPool &pool = group.pool;
     const FlatIndex &index = group.index;
     std::vector<uint32_t> place(pool.num_blocks(), UINT32_MAX);  // held: the most recent of all
+    std::vector<uint32_t> num_children(pool.num_blocks(), 0);
     uint32_t length = 0, num_published = 0;
     for (BlockId block = pool.oldest(); block != kNullBlock; block = pool.next(block))
         place[block] = length++;
@@ -116,9 +117,14 @@ Found CacheCore::check_index(const BlockGroup &group) {
         if (group.window || index.is_first(block)) continue;
         BlockId parent = index.find(index.parent(block));
         if (parent == kNullBlock) return broken(3, group, block, "its parent is not cached");
-        if (place[parent] < place[block])
+        ++num_children[parent];
+        if (!group.order.is_on() && place[parent] < place[block])
             return broken(3, group, block, "its parent would be evicted before it");
     }
+    for (BlockId block = 1; group.order.is_on() && block < pool.num_blocks(); ++block)
+        if (index.is_published(block))
+            if (const char *words = group.order.wrong_with(block, num_children[block]))
+                return broken(3, group, block, words);
     if (num_published != index.num_published() || num_published != index.num_slots_in_use())
         return broken(5, group, kNullBlock, "the index has entries of no published block");
     return {};

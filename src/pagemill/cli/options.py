@@ -17,7 +17,7 @@ from pagemill.core.config import (
     ServerConfig,
 )
 from pagemill.core.errors import ConfigError
-from pagemill.core.layers import BLOCK_SIZES
+from pagemill.core.layers import BLOCK_SIZES, EVICTIONS
 from pagemill.core.units import parse_bytes
 
 
@@ -101,6 +101,13 @@ ENGINE_OPTIONS = (
         str,
         "how shared prefixes are found (flat)",
         _one_of(PREFIX_INDEXES),
+    ),
+    Option(
+        "eviction",
+        ("--eviction",),
+        str,
+        "which cached blocks go first; reuse_rank learns from the traffic (lru)",
+        _one_of(EVICTIONS),
     ),
     Option(
         "cache_key_file",

@@ -6,6 +6,7 @@ from pagemill.core.errors import ConfigError
 from pagemill.core.units import ceil_div
 
 BLOCK_SIZES = (16, 32, 64, 128)
+EVICTIONS = ("lru", "lfu", "fifo", "sieve", "s3fifo", "arc", "gdsf", "reuse_rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class CacheConfig:
     num_blocks: tuple[int, ...]
     block_size: int = 16
     prefix_index: str = "flat"
+    eviction: str = "lru"
 
     def __post_init__(self) -> None:
         if self.block_size not in BLOCK_SIZES:
@@ -41,6 +43,8 @@ class CacheConfig:
             raise ConfigError("the cache needs one number of blocks for each of its layer groups")
         if self.prefix_index not in ("flat", "off"):
             raise ConfigError(f"prefix index {self.prefix_index!r}: choose flat or off")
+        if self.eviction not in EVICTIONS:
+            raise ConfigError(f"eviction {self.eviction!r}: choose one of {', '.join(EVICTIONS)}")
         for group, num_blocks in zip(self.groups, self.num_blocks, strict=True):
             if num_blocks < 2:
                 raise ConfigError(
