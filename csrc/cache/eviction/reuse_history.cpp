@@ -50,8 +50,11 @@ void ReuseHistory::remember(NodeId id) {
     if (!nodes_[id].remembered) ++num_remembered_;
     nodes_[id].remembered = ++clock_ ? clock_ : ++clock_;
     evicted_.emplace_back(id, clock_);
-    const size_t most = kRememberedShare * capacity_;
-    while (num_remembered_ > most || evicted_.size() > 2 * most + 64) forget_oldest();
+    while (num_remembered_ > kRememberedShare * capacity_) forget_oldest();
+    if (evicted_.size() > 2 * num_remembered_ + 64)
+        std::erase_if(evicted_, [this](const auto &entry) {
+            return nodes_[entry.first].remembered != entry.second;
+        });
 }
 
 void ReuseHistory::recall(NodeId id) {

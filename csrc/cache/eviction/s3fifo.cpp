@@ -1,7 +1,7 @@
 // S3-FIFO (Yang et al., SOSP 2023): a small queue of a tenth of the blocks, a main queue, and as
-// many ghosts as the main queue holds. A block used again in the small queue goes on to the main one; a
-// used one at the main queue's end goes round once more for each use, at most three. A block whose
-// ghost is there starts in the main queue. Queues count all blocks, but only leaves leave them.
+// many ghosts as the main queue holds. A block used again in the small queue goes on to the main
+// one; a used one at the main queue's end goes round once more for each use, at most three. A block
+// whose ghost is there starts in the main queue. Queues count all blocks, but only leaves leave.
 #include <algorithm>
 #include <set>
 
