@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "bind_eviction.hpp"
 #include "cache/bug.hpp"
 #include "cache/cache_core.hpp"
 
@@ -152,6 +153,7 @@ void swap_cached_blocks(CacheCore &core, uint32_t index, BlockId a, BlockId b) {
             group.pool.ref_count(block) > 0)
             bug("swap: block " + std::to_string(block) + " is not evictable");
     if (a == b) bug("swap: a block with itself");
+    if (group.order.is_on()) bug("swap: only under plain LRU");
     group.index.swap(a, b);
     if (group.tree) group.tree->swap(a, b);
     group.pool.swap_positions(a, b);
@@ -195,13 +197,16 @@ void bind_match(nb::module_ &m) {
 }
 
 void bind_core(nb::module_ &m) {
-    nb::class_<CacheCore>(m, "CacheCore")
+    nb::class_<CacheCore> core_class(m, "CacheCore");
+    core_class
         .def("__init__", [](CacheCore *self, std::vector<uint32_t> num_blocks,
                             std::vector<uint32_t> windows, uint32_t block_size, bool has_index,
-                            bool has_tree, bool has_events) {
+                            bool has_tree, bool has_events, std::string eviction,
+                            uint32_t policy_tokens) {
             new (self) CacheCore({std::move(num_blocks), std::move(windows), block_size, has_index,
-                                  has_tree, has_events});
-        }, "num_blocks"_a, "windows"_a, "block_size"_a, "has_index"_a, "has_tree"_a, "has_events"_a)
+                                  has_tree, has_events, std::move(eviction), policy_tokens});
+        }, "num_blocks"_a, "windows"_a, "block_size"_a, "has_index"_a, "has_tree"_a,
+            "has_events"_a, "eviction"_a = "lru", "policy_tokens"_a = 0)
         .def("peek_match", [](CacheCore &core, nb::handle token_ids, const nb::bytes &root) {
             Tokens tokens(token_ids);
             return core.peek_match(tokens.data(), tokens.size(), to_hash(root));
@@ -217,7 +222,9 @@ void bind_core(nb::module_ &m) {
             Tokens tokens(token_ids);
             core.commit(table, tokens.data(), tokens.size(), num_computed_tokens);
         }, "table"_a, "token_ids"_a, "num_computed_tokens"_a)
-        .def("release", &CacheCore::release, "table"_a)
+        .def("release", [](CacheCore &core, TableId table, bool is_finished, bool has_tool_calls) {
+            core.release(table, {is_finished, has_tool_calls});
+        }, "table"_a, "is_finished"_a = true, "has_tool_calls"_a = false)
         .def("fork", &CacheCore::fork, "table"_a)
         .def("num_cached", [](CacheCore &core, TableId table) {
             return core.peek_table(table).num_cached;
@@ -244,6 +251,7 @@ void bind_core(nb::module_ &m) {
         .def("evictable_blocks", &evictable_blocks, "group"_a)
         .def("keep_hash_bytes", [](CacheCore &core, uint32_t n) { core.chain().keep_bytes(n); },
              "num_bytes"_a);
+    bind_eviction(m, core_class);
 }
 
 }  // namespace

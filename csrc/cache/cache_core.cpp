@@ -17,8 +17,10 @@ CacheCore::CacheCore(const CoreConfig &config) : config_(config), chain_(config.
     for (uint32_t g = 0; g < config.num_blocks.size(); ++g) {
         uint32_t size = config.num_blocks[g];
         if (size < 2 || size > uint32_t(1) << 30) bug("a pool has 2 to 2^30 blocks");
+        uint32_t tokens = config.policy_tokens ? config.policy_tokens : config.block_size;
         groups_.push_back(std::make_unique<BlockGroup>(g, size, config.windows.at(g),
-                                                       config.block_size, log_));
+                                                       config.block_size, log_, config.eviction,
+                                                       tokens));
     }
     BlockGroup &first = *groups_.at(0);
     if (config.has_tree && !first.window)
@@ -70,7 +72,7 @@ TableId CacheCore::open(const Match &match, bool is_resumed) {
         uint32_t first = groups_[g]->first_live_block(match.num_tokens);
         fresh.first_live.push_back(std::min(first, fresh.num_published));
         for (BlockId block : match.blocks[g])
-            if (block != kNullBlock) groups_[g]->pool.take_reference(block);
+            if (block != kNullBlock) groups_[g]->take(block, !is_resumed);
     }
     counters_.num_mismatches += match.num_mismatches;
     (is_resumed ? counters_.num_resumes : counters_.num_queries) += 1;
@@ -100,9 +102,10 @@ TableId CacheCore::fork(TableId id) {
     return fresh_id;
 }
 
-void CacheCore::release(TableId id) {
+void CacheCore::release(TableId id, const RequestEnd &end) {
     Table &old = table(id);
     for (uint32_t g = 0; g < num_groups(); ++g) groups_[g]->pool.check_release(old.blocks[g]);
+    old.end = end;
     old.is_open = false;
     old.is_closing = old.num_copies > 0;
     --num_open_;
@@ -115,6 +118,7 @@ void CacheCore::close(uint32_t slot) {
     Table &old = tables_[slot];
     keep_tail(old);
     for (uint32_t g = 0; g < num_groups(); ++g) {
+        groups_[g]->request_ended(old.blocks[g], old.num_published, old.end);
         groups_[g]->release_all(old.blocks[g]);
         old.blocks[g].clear();
     }
@@ -263,6 +267,10 @@ void CacheCore::give_back(Table &table) {
 uint32_t CacheCore::evict(uint32_t index, uint32_t n) {
     ++version_;
     return group(index).evict(n);
+}
+
+void CacheCore::advance(uint64_t now_ns) {
+    for (auto &group : groups_) group->order.advance(now_ns);
 }
 
 bool CacheCore::reset() {

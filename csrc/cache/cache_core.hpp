@@ -19,6 +19,8 @@ struct CoreConfig {
     uint32_t block_size;
     bool has_index, has_tree;
     bool has_events;
+    std::string eviction = "lru";
+    uint32_t policy_tokens = 0;  // tokens of a block as eviction counts them; 0: block_size
 };
 
 // What a look into the index found. blocks[group] holds an entry for each block of num_tokens, with
@@ -41,6 +43,7 @@ struct Table {
     bool is_open = false;
     bool is_closing = false;  // released, but copies into it are still being made
     uint32_t num_copies = 0;  // of those
+    RequestEnd end{};         // said at its release
     bool is_chain_stopped = false;  // a hash lied: nothing of this table is published any more
     uint32_t num_cached = 0, num_committed = 0, num_published = 0;
     Hash key{};  // of block num_published - 1, or the root
@@ -132,10 +135,12 @@ public:
     bool extend(TableId id, uint32_t num_tokens, std::vector<Copy> &copies);
     void release_copies(const std::vector<Copy> &copies);
     void commit(TableId id, const uint32_t *tokens, size_t num_known, uint32_t num_computed);
-    void release(TableId id);
+    void release(TableId id, const RequestEnd &end = {});
     TableId fork(TableId id);
     const Table &peek_table(TableId id) { return table(id); }
 
+    // Time for the eviction policies; never back.
+    void advance(uint64_t now_ns);
     // Evicts up to n blocks of a group; says how many: fewer only when no more are evictable.
     uint32_t evict(uint32_t group, uint32_t n);
     bool reset();

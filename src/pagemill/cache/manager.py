@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from pagemill._native import CacheCore
+from pagemill.cache.eviction import EvictionPolicy
 from pagemill.cache.keys import chain_root
 from pagemill.cache.prefix_index import PrefixMatch
 from pagemill.cache.stats import CacheStats, GroupStats
@@ -45,7 +46,9 @@ class CacheManager:
         server_key: bytes = b"",
         fingerprint: bytes = b"",
         on_event: Callable[[CacheEvent], None] | None = None,
+        policy: EvictionPolicy | None = None,
     ) -> None:
+        """``policy``: one of your own in place of ``config.eviction``, for research."""
         self.config = config
         self._server_key = server_key
         self._fingerprint = fingerprint
@@ -57,7 +60,10 @@ class CacheManager:
             config.prefix_index != "off",
             config.prefix_index == "radix",
             on_event is not None,
+            config.eviction,
         )
+        if policy is not None:
+            self._core.set_policy(policy)
 
     # matching
 
@@ -139,9 +145,15 @@ class CacheManager:
         """A second table with the same computed tokens; their blocks are shared."""
         return TableId(self._core.fork(table))
 
-    def release(self, table: TableId) -> None:
-        """Ends the table. Published blocks stay findable until they are evicted."""
-        self._core.release(table)
+    def release(
+        self, table: TableId, *, is_finished: bool = True, has_tool_calls: bool = False
+    ) -> None:
+        """Ends the table. Published blocks stay findable until they are evicted.
+
+        For the eviction policy: did its request finish (else it was preempted or cut short), and
+        did the answer call tools?
+        """
+        self._core.release(table, is_finished, has_tool_calls)
 
     def num_blocks(self, table: TableId, group: GroupId) -> int:
         """Entries of the table in ``group``, those that left the window included."""
@@ -169,8 +181,12 @@ class CacheManager:
             longest = min(longest, (num_blocks - 1) * self.config.block_size)
         return longest
 
+    def advance(self, now_ns: int) -> None:
+        """The time, for eviction policies that ask for ages; it never goes back."""
+        self._core.advance(now_ns)
+
     def evict(self, num_blocks: int, group: GroupId) -> int:
-        """Evicts the oldest blocks; says how many: fewer only when no more are evictable."""
+        """Evicts in the policy's order; says how many: fewer only when no more are evictable."""
         num_evicted = self._core.evict(group, num_blocks)
         if self._on_event is not None:
             self._tell_events(self._on_event)

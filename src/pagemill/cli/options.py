@@ -16,7 +16,7 @@ from pagemill.core.config import (
     ServerConfig,
 )
 from pagemill.core.errors import ConfigError
-from pagemill.core.layers import BLOCK_SIZES, PREFIX_INDEXES
+from pagemill.core.layers import BLOCK_SIZES, EVICTIONS, PREFIX_INDEXES
 from pagemill.core.units import parse_bytes
 
 
@@ -100,6 +100,13 @@ ENGINE_OPTIONS = (
         str,
         "how shared prefixes are found: radix to the token, flat in whole blocks (radix)",
         _one_of(PREFIX_INDEXES),
+    ),
+    Option(
+        "eviction",
+        ("--eviction",),
+        str,
+        "which cached blocks go first; reuse_rank learns from the traffic (lru)",
+        _one_of(EVICTIONS),
     ),
     Option(
         "cache_key_file",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagemill.core.errors import ConfigError
-from pagemill.core.layers import BLOCK_SIZES, PREFIX_INDEXES
+from pagemill.core.layers import BLOCK_SIZES, EVICTIONS, PREFIX_INDEXES
 
 DTYPES = ("auto", "float32", "bfloat16")
 KV_FORMATS = ("auto", "fp32", "bf16")
@@ -41,6 +41,7 @@ class EngineConfig:
     max_queue: int = 1024
     scheduling_policy: str = "fcfs"
     prefix_index: str = "radix"
+    eviction: str = "lru"
     cache_key_file: Path | None = None
     chat_template: Path | None = None
     num_threads: int | None = None
@@ -51,6 +52,7 @@ class EngineConfig:
         _choose("dtype", self.dtype, DTYPES)
         _choose("kv_format", self.kv_format, KV_FORMATS)
         _choose("prefix_index", self.prefix_index, PREFIX_INDEXES)
+        _choose("eviction", self.eviction, EVICTIONS)
         _choose("scheduling_policy", self.scheduling_policy, POLICIES)
         if self.block_size not in BLOCK_SIZES:
             raise ConfigError(f"block_size is {self.block_size}: choose one of {BLOCK_SIZES}")

@@ -7,6 +7,7 @@ from pagemill.core.units import ceil_div
 
 BLOCK_SIZES = (16, 32, 64, 128)
 PREFIX_INDEXES = ("radix", "flat", "off")
+EVICTIONS = ("lru", "lfu", "fifo", "sieve", "s3fifo", "arc", "gdsf", "reuse_rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class CacheConfig:
     num_blocks: tuple[int, ...]
     block_size: int = 16
     prefix_index: str = "radix"
+    eviction: str = "lru"
 
     def __post_init__(self) -> None:
         if self.block_size not in BLOCK_SIZES:
@@ -44,6 +46,8 @@ class CacheConfig:
             raise ConfigError(
                 f"prefix index {self.prefix_index!r}: choose {', '.join(PREFIX_INDEXES)}"
             )
+        if self.eviction not in EVICTIONS:
+            raise ConfigError(f"eviction {self.eviction!r}: choose one of {', '.join(EVICTIONS)}")
         for group, num_blocks in zip(self.groups, self.num_blocks, strict=True):
             if num_blocks < 2:
                 raise ConfigError(

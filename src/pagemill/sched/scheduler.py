@@ -124,7 +124,7 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.table_id is not None:
-            self.cache.release(request.table_id)
+            self.cache.release(request.table_id, is_finished=reason is not FinishReason.ABORT)
             request.table_id = None
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
@@ -135,6 +135,7 @@ class Scheduler:
     def plan(self, now_ns: int) -> StepPlan | None:
         """The next step, or None where nothing can be computed."""
         assert self._in_flight is None, "the last step has not been applied"
+        self.cache.advance(now_ns)
         budget = TokenBudget(main=self.config.max_num_batched_tokens)
         planned: dict[SequenceId, _Planned] = {}
         num_preemptions = self.stats.num_preemptions
@@ -209,7 +210,7 @@ class Scheduler:
             budget.give_back(dropped.count)
             self.cache.release_copies(dropped.copies)
         assert victim.table_id is not None
-        self.cache.release(victim.table_id)
+        self.cache.release(victim.table_id, is_finished=False)
         victim.table_id = None
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1

@@ -1,0 +1,61 @@
+"""Each policy agrees with its naive twin, request by request, and none beats the clairvoyant."""
+
+import random
+
+import pytest
+
+from model.naive_eviction import (
+    NaiveArc,
+    NaiveFifo,
+    NaiveGdsf,
+    NaiveLfu,
+    NaivePolicy,
+    NaiveS3Fifo,
+    NaiveSieve,
+)
+from model.naive_reuse_rank import NaiveReuseRank
+from model.seeds import fuzz_seeds
+from model.trace_cases import bound_hits, branching_case, real_hits
+from pagemill._native import eviction_policies
+from pagemill.core.layers import EVICTIONS
+
+TWINS = {
+    "lru": NaivePolicy,
+    "lfu": NaiveLfu,
+    "fifo": NaiveFifo,
+    "sieve": NaiveSieve,
+    "s3fifo": NaiveS3Fifo,
+    "arc": NaiveArc,
+    "gdsf": NaiveGdsf,
+    "reuse_rank_plain": NaiveReuseRank,
+    "reuse_rank": lambda capacity: NaiveReuseRank(capacity, has_net=True),
+}
+
+
+def test_every_policy_has_a_twin() -> None:
+    assert set(EVICTIONS) <= set(eviction_policies()) == set(TWINS)
+
+
+@pytest.mark.parametrize("seed", fuzz_seeds(3))
+@pytest.mark.parametrize("name", TWINS)
+def test_a_policy_hits_what_its_twin_hits(name: str, seed: int) -> None:
+    choose = random.Random(seed)
+    case = branching_case(choose, 500)
+    trace = case.trace()
+    for capacity in (10, choose.randrange(14, 80), 150):
+        twin = TWINS[name](capacity)
+        hits = real_hits(trace, name, capacity)
+        for i, row in enumerate(case.rows):
+            want = twin.serve(row.time_s, tuple(row.ids), row.has_tool_calls)
+            assert hits[i] == want, f"request {i}, {capacity} blocks"
+        assert sum(max(0, hit) for hit in hits) <= bound_hits(trace, capacity) + sum(
+            max(0, hit) for hit, row in zip(hits, case.rows, strict=True) if len(row.ids) > capacity
+        )
+
+
+@pytest.mark.parametrize("seed", fuzz_seeds(2))
+def test_the_bound_grows_with_the_cache(seed: int) -> None:
+    trace = branching_case(random.Random(seed), 400).trace()
+    bounds = [bound_hits(trace, size) for size in (14, 20, 40, 80, 10_000)]
+    assert bounds == sorted(bounds)
+    assert bounds[-1] == sum(real_hits(trace, "lru", 10_000))
