@@ -96,7 +96,8 @@ class CacheCore {
     uint32_t num_missing(const Table &table, uint32_t group, uint32_t num_tokens) const;
 
     RadixIndex *tree() const;
-    std::vector<Hash> match_full(const uint32_t *tokens, uint32_t max_blocks, Match &match);
+    std::vector<Hash> match_full(const uint32_t *tokens, uint32_t max_blocks, const Hash *keys,
+                                 Match &match);
     std::vector<Hash> match_tree(const uint32_t *tokens, uint32_t num_tokens, Match &match);
     uint32_t fit_window(uint32_t group, uint32_t num_blocks, const std::vector<Hash> &keys,
                         const uint32_t *tokens, Match &match) const;
@@ -114,6 +115,7 @@ public:
     explicit CacheCore(const CoreConfig &config);
     CacheCore(const CacheCore &) = delete;  // its groups write to its log
 
+    uint32_t block_size() const { return config_.block_size; }
     uint32_t num_groups() const { return uint32_t(groups_.size()); }
     BlockGroup &group(uint32_t index);
     EventLog &log() { return log_; }
@@ -123,7 +125,9 @@ public:
     size_t num_pending_copies() const { return pending_copies_.size(); }
 
     // Never the last known token; changes nothing.
-    Match peek_match(const uint32_t *tokens, uint32_t num_tokens, const Hash &root);
+    // `keys`: the hashes of all full blocks, where the caller has them already.
+    Match peek_match(const uint32_t *tokens, uint32_t num_tokens, const Hash &root,
+                     const Hash *keys = nullptr);
     // The same match without its partly matched block.
     Match floor(const Match &match) const;
     // chunk_tokens 0: everything behind the match in one chunk.

@@ -71,9 +71,13 @@ class CacheManager:
         """The root of all chains that may share: equal only for equal fields, key and model."""
         return chain_root(self._server_key, self._fingerprint, tenant, salt, adapter)
 
-    def peek_match(self, token_ids: IntBuffer, namespace: bytes) -> PrefixMatch:
-        """The longest cached prefix of ``token_ids`` [num_tokens], at most num_tokens - 1."""
-        native = self._core.peek_match(token_ids, namespace)
+    def peek_match(self, token_ids: IntBuffer, namespace: bytes, keys: bytes = b"") -> PrefixMatch:
+        """The longest cached prefix of ``token_ids`` [num_tokens], at most num_tokens - 1.
+
+        ``keys``: the chained hashes of all full blocks, 32 bytes each, where they are known; the
+        flat index then need not hash.
+        """
+        native = self._core.peek_match(token_ids, namespace, keys)
         return PrefixMatch(native.num_tokens, namespace, native)
 
     def floor_match(self, match: PrefixMatch) -> PrefixMatch:
@@ -126,6 +130,29 @@ class CacheManager:
             BlockCopy(GroupId(group), BlockId(source), BlockId(target))
             for group, source, target in native
         )
+
+    def extend_all(
+        self, tables: Sequence[TableId], num_tokens: Sequence[int]
+    ) -> tuple[int, tuple[BlockCopy, ...]]:
+        """``extend`` of one table after the other in one call, as far as there are slots.
+
+        How many tables were extended, and the copies of all of them.
+        """
+        num_done, native = self._core.extend_all(tables, num_tokens)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+        return num_done, tuple(
+            BlockCopy(GroupId(group), BlockId(source), BlockId(target))
+            for group, source, target in native
+        )
+
+    def commit_all(
+        self, tables: Sequence[TableId], token_ids: list[IntBuffer], num_computed: Sequence[int]
+    ) -> None:
+        """``commit`` of one table after the other in one call."""
+        self._core.commit_all(tables, token_ids, num_computed)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
 
     def release_copies(self, copies: Iterable[BlockCopy]) -> None:
         """The copies are done: their sources need not be held any longer."""
