@@ -82,6 +82,11 @@ struct BlockGroup {
     uint32_t evict(uint32_t n);
     // Forgets an evictable block.
     void evict_block(BlockId block);
+    // Of a path, from its end: what is evictable and has nothing cached behind it. Says how many.
+    uint32_t forget_tail(std::span<const BlockId> path);
+    // An evictable block goes; else false, and nothing changes.
+    bool forget(BlockId block);
+    std::vector<BlockId> blocks_under(const Hash &root) const;
     // Evicts only as far as needed; the pool must have n blocks available.
     void make_room(uint32_t n);
 

@@ -63,6 +63,12 @@ struct PendingCopy {
     uint32_t slot;  // of the table it was made for
 };
 
+// Blocks [first, first + num_blocks) of these tables (their places in the call) are the same.
+struct SharedRun {
+    uint32_t first, num_blocks;
+    std::vector<uint32_t> members;
+};
+
 struct CoreCounters {
     uint64_t num_queries = 0, num_asked_tokens = 0, num_hit_tokens = 0;
     uint64_t num_resumes = 0, num_resumed_tokens = 0, num_mismatches = 0;
@@ -145,6 +151,11 @@ public:
 
     // Time for the eviction policies; never back.
     void advance(uint64_t now_ns);
+    // Every run of blocks that two or more of the tables share, the longest company first.
+    std::vector<SharedRun> shared_runs(const std::vector<TableId> &ids, uint32_t group);
+    void retain(TableId id, const Retention &wanted);
+    uint32_t forget_path(const Match &match);
+    uint32_t forget_root(const Hash &root);
     // Evicts up to n blocks of a group; says how many: fewer only when no more are evictable.
     uint32_t evict(uint32_t group, uint32_t n);
     bool reset();

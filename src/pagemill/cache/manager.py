@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pagemill._native import CacheCore
 from pagemill.cache.eviction import EvictionPolicy
 from pagemill.cache.keys import chain_root
-from pagemill.cache.prefix_index import PrefixMatch
+from pagemill.cache.prefix_index import PrefixMatch, SharedRun
 from pagemill.cache.stats import CacheStats, GroupStats
 from pagemill.core.errors import IntegrityError
 from pagemill.core.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from pagemill.core.layers import CacheConfig
+from pagemill.core.retention import Retention
 from pagemill.core.step import BlockCopy, GroupTables
 from pagemill.core.types import BlockHash, BlockId, GroupId, IntBuffer, TableId
 
@@ -67,9 +68,11 @@ class CacheManager:
 
     # matching
 
-    def namespace(self, *, tenant: str = "", salt: str = "", adapter: str = "") -> bytes:
+    def namespace(
+        self, *, tenant: str = "", salt: str = "", adapter: str = "", media: Sequence[str] = ()
+    ) -> bytes:
         """The root of all chains that may share: equal only for equal fields, key and model."""
-        return chain_root(self._server_key, self._fingerprint, tenant, salt, adapter)
+        return chain_root(self._server_key, self._fingerprint, tenant, salt, adapter, media)
 
     def peek_match(self, token_ids: IntBuffer, namespace: bytes, keys: bytes = b"") -> PrefixMatch:
         """The longest cached prefix of ``token_ids`` [num_tokens], at most num_tokens - 1.
@@ -192,6 +195,38 @@ class CacheManager:
             GroupTables(*self._core.block_tables(table_ids, group))
             for group in range(len(self.config.groups))
         )
+
+    def shared_runs(self, tables: Sequence[TableId], group: GroupId) -> tuple[SharedRun, ...]:
+        """Every run of blocks that two or more of the tables share: what attention may read once
+        for all of them."""
+        runs = self._core.shared_runs(tables, group)
+        return tuple(SharedRun(first, count, tuple(members)) for first, count, members in runs)
+
+    # keeping and forgetting
+
+    def retain(self, table: TableId, retention: Retention, tenant: int, now_ns: int) -> None:
+        """What the table has published is kept at least as ``retention`` says.
+
+        ``tenant``, from 1: whose pins these are; each has a budget of half the pool.
+        """
+        ends_ns = 0 if retention.ttl_ns is None else now_ns + retention.ttl_ns
+        pinned_by = tenant if retention.is_pinned else 0
+        self._core.retain(table, retention.band, ends_ns, pinned_by)
+
+    def forget(self, match: PrefixMatch) -> int:
+        """Drops the blocks of ``match`` that nobody holds and nothing else goes on from, from its
+        end; says how many."""
+        num_gone = self._core.forget_path(match.native)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+        return num_gone
+
+    def forget_namespace(self, namespace: bytes) -> int:
+        """Drops all that is cached under ``namespace`` and not held; says how many blocks."""
+        num_gone = self._core.forget_root(namespace)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+        return num_gone
 
     # the whole
 
