@@ -59,6 +59,7 @@ TableId CacheCore::open(const Match &match, bool is_resumed) {
     TableId id = new_table();
     Table &fresh = table(id);
     fresh.is_chain_stopped = false;
+    fresh.num_asked = match.num_asked_tokens;
     fresh.num_cached = fresh.num_committed = match.num_tokens;
     fresh.num_published = match.num_tokens / config_.block_size;
     fresh.key = match.key;
@@ -100,8 +101,10 @@ TableId CacheCore::fork(TableId id) {
 void CacheCore::release(TableId id, const RequestEnd &end) {
     Table &old = table(id);
     for (uint32_t g = 0; g < num_groups(); ++g) groups_[g]->pool.check_release(old.blocks[g]);
+    RequestEnd known = end;
+    known.num_asked_blocks = old.num_asked ? (old.num_asked - 1) / config_.block_size : 0;
     for (uint32_t g = 0; g < num_groups(); ++g) {
-        groups_[g]->request_ended(old.blocks[g], old.num_published, end);
+        groups_[g]->request_ended(old.blocks[g], old.num_published, known);
         groups_[g]->release_all(old.blocks[g]);
         old.blocks[g].clear();
     }

@@ -41,7 +41,7 @@ struct Table {
     uint64_t generation = 0;
     bool is_open = false;
     bool is_chain_stopped = false;  // a hash lied: nothing of this table is published any more
-    uint32_t num_cached = 0, num_committed = 0, num_published = 0;
+    uint32_t num_asked = 0, num_cached = 0, num_committed = 0, num_published = 0;
     Hash key{};  // of block num_published - 1, or the root
     std::vector<std::vector<BlockId>> blocks;  // a group
     std::vector<uint32_t> first_live;          // a group: entries before are null
