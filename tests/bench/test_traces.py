@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pagemill._native import chain_hash
+from pagemill.bench.trace_formats.request import ReadOptions
 from pagemill.bench.traces import block_view, coarsen, load_trace, refine
 from pagemill.bench.waste import shared_tokens, waste_by_size
 from pagemill.core.errors import ConfigError
@@ -69,7 +70,8 @@ def test_text_logs_are_tokenised_and_token_ids_taken_as_they_are(tmp_path: Path)
     trace = load_trace(texts)
     assert trace.is_exact and trace.ids(0).tolist() == [97, 98] and trace.block_tokens == 16
     assert trace.output_tokens.tolist() == [3]
-    doubled = load_trace(texts, block_size=32, tokenize=lambda text: [5] * 2 * len(text))
+    options = ReadOptions(tokenize=lambda text: [5] * 2 * len(text))
+    doubled = load_trace(texts, block_size=32, options=options)
     assert doubled.ids(0).tolist() == [5] * 4 and doubled.block_tokens == 32
     ids = load_trace(write(tmp_path / "i.jsonl", {"token_ids": [3, 1]}, {"token_ids": [3]}))
     assert ids.ids(0).tolist() == [3, 1] and ids.times_ns.tolist() == [0, 10**9]
