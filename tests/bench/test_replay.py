@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import zlib
 from array import array
 from pathlib import Path
 
@@ -136,6 +137,13 @@ def test_a_sweep_covers_every_cell_and_off_once(tmp_path: Path) -> None:
     write_picture(cells, tmp_path / "o.svg")
     picture = (tmp_path / "o.svg").read_text()
     assert picture.startswith("<svg") and "arc" in picture and "bound" in picture
+    write_picture(cells, tmp_path / "o.png")
+    image = (tmp_path / "o.png").read_bytes()
+    assert image.startswith(b"\x89PNG") and image[16:24] == b"\0\0\x02\xf8\0\0\x01\xcc"
+    at = image.index(b"IDAT")
+    size = int.from_bytes(image[at - 4 : at], "big")
+    pixels = zlib.decompress(image[at + 4 : at + 4 + size])
+    assert len(pixels) == 460 * (1 + 3 * 760) and len(set(pixels)) > 10
     with pytest.raises(ConfigError, match="svg"):
         write_picture(cells, tmp_path / "o.bmp")
 

@@ -56,7 +56,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--no-bound", action="store_true", help="leave the clairvoyant out")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the hit rates")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw the hit rates: .svg or .png"
+    )
     parser.set_defaults(run=run)
 
 
@@ -79,7 +81,7 @@ def run(parsed: argparse.Namespace) -> int:
     if not len(trace.token_ids):
         raise ConfigError(f"{parsed.trace} has lengths only: use --allocator contiguous,paged")
     cells = _sweep(parsed, trace)
-    waste = waste_by_size(trace)
+    waste = waste_by_size(trace) if trace.is_exact or parsed.block_size is None else {}
     print_cells(cells, waste, console)
     if parsed.json:
         write_json(cells, parsed.json, **describe(trace), waste_tokens_per_request=waste)
