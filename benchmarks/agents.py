@@ -165,7 +165,7 @@ def spread(count: int, size: int) -> list[int]:
 
 
 def with_cache(args: Any) -> tuple[dict[str, Any], list[str], list[Answer]]:
-    flags = ("--dtype", "float32", "--num-blocks", str(NUM_BLOCKS))
+    flags = ("--dtype", "float32", "--num-blocks", str(NUM_BLOCKS), "--prefix-index", "flat")
     with Server(args.model, *flags) as server:
         count = QUICK_REQUESTS if args.quick else NUM_REQUESTS
         prompts, ids, left_out = choose(server, read_prompts(args.trace), count)

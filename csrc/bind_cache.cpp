@@ -155,6 +155,7 @@ void swap_cached_blocks(CacheCore &core, uint32_t index, BlockId a, BlockId b) {
     if (a == b) bug("swap: a block with itself");
     if (group.order.is_on()) bug("swap: only under plain LRU");
     group.index.swap(a, b);
+    if (group.tree) group.tree->swap(a, b);
     group.pool.swap_positions(a, b);
 }
 
@@ -200,15 +201,17 @@ void bind_core(nb::module_ &m) {
     core_class
         .def("__init__", [](CacheCore *self, std::vector<uint32_t> num_blocks,
                             std::vector<uint32_t> windows, uint32_t block_size, bool has_index,
-                            bool has_events, std::string eviction, uint32_t policy_tokens) {
+                            bool has_tree, bool has_events, std::string eviction,
+                            uint32_t policy_tokens) {
             new (self) CacheCore({std::move(num_blocks), std::move(windows), block_size, has_index,
-                                  has_events, std::move(eviction), policy_tokens});
-        }, "num_blocks"_a, "windows"_a, "block_size"_a, "has_index"_a, "has_events"_a,
-           "eviction"_a = "lru", "policy_tokens"_a = 0)
+                                  has_tree, has_events, std::move(eviction), policy_tokens});
+        }, "num_blocks"_a, "windows"_a, "block_size"_a, "has_index"_a, "has_tree"_a,
+            "has_events"_a, "eviction"_a = "lru", "policy_tokens"_a = 0)
         .def("peek_match", [](CacheCore &core, nb::handle token_ids, const nb::bytes &root) {
             Tokens tokens(token_ids);
             return core.peek_match(tokens.data(), tokens.size(), to_hash(root));
         }, "token_ids"_a, "root"_a)
+        .def("floor", &CacheCore::floor, "match"_a)
         .def("can_admit", &CacheCore::can_admit, "match"_a, "num_tokens"_a, "reserve_blocks"_a,
              "chunk_tokens"_a)
         .def("open", &CacheCore::open, "match"_a, "is_resumed"_a)
@@ -239,8 +242,9 @@ void bind_core(nb::module_ &m) {
         .def("group_counts", &group_counts, "group"_a)
         .def("core_counts", &core_counts)
         .def("num_bytes", [](CacheCore &core, uint32_t group) {
-            return nb::make_tuple(core.group(group).pool.num_bytes(),
-                                  core.group(group).index.num_bytes());
+            const BlockGroup &found = core.group(group);
+            size_t tree_bytes = found.tree ? found.tree->num_bytes() : 0;
+            return nb::make_tuple(found.pool.num_bytes(), found.index.num_bytes() + tree_bytes);
         }, "group"_a)
         .def("check", &check, "level"_a)
         .def("swap_cached_blocks", &swap_cached_blocks, "group"_a, "a"_a, "b"_a)

@@ -72,6 +72,7 @@ void bind_ops(nb::module_ &m) {
     m.def("gelu_tanh_mul", &activate<pagemill::Activation::kGeluTanh>, nb::arg("gate_up"),
           nb::arg("out"));
     m.def("linear_bf16", &linear_bf16, nb::arg("x"), nb::arg("weight"), nb::arg("out"));
+    m.def("linear_tokens", [] { return pagemill::kernels().linear_tokens; });
     m.def("widen_bf16", &widen_bf16, nb::arg("values"), nb::arg("out"));
     m.def("set_isa", &pagemill::set_isa, nb::arg("name"));
     m.def("isa_name", &pagemill::isa_name);

@@ -20,10 +20,11 @@ bool BlockGroup::is_taken(const Hash &hash, const Hash &parent, const uint32_t *
 }
 
 void BlockGroup::publish(BlockId block, const Hash &hash, const Hash &parent,
-                         const uint32_t *tokens, bool is_first) {
+                         const uint32_t *tokens, uint32_t j) {
     BlockId other = index.find(hash);
     if (other == kNullBlock) {
-        index.publish(block, hash, parent, tokens, is_first);
+        index.publish(block, hash, parent, tokens, j == 0);
+        if (tree) grow_tree(block, parent, j, block_size);
         order.published(block);
         log.stored(group_id, hash, parent, tokens, block_size);
         ++counters.num_stored;
@@ -34,9 +35,34 @@ void BlockGroup::publish(BlockId block, const Hash &hash, const Hash &parent,
         pool.join_ring(other, block);
         return;
     }
-    index.move(other, block);
-    order.moved(other, block, true);
+    hand_over(other, block, true);
     pool.make_empty(other, true);
+}
+
+// The entry of `from` passes to a block of the same content.
+void BlockGroup::hand_over(BlockId from, BlockId to, bool was_evictable) {
+    index.move(from, to);
+    if (tree) tree->replace(from, to);
+    order.moved(from, to, was_evictable);
+}
+
+// A tail that the new block goes on from is displaced: EMPTY now, or when its last holder lets go.
+bool BlockGroup::grow_tree(BlockId block, const Hash &parent, uint32_t j, uint32_t count) {
+    const BlockId before = j == 0 ? kNullBlock : index.find(parent);
+    const auto [is_new, displaced] =
+        tree->insert(block, before, parent, j, index.token_ids(block), count);
+    if (displaced == kNullBlock) return is_new;
+    order.dropped(displaced);
+    index.drop_tail(displaced);
+    if (pool.ref_count(displaced) == 0) pool.make_empty(displaced, true);
+    return is_new;
+}
+
+void BlockGroup::keep_tail(BlockId block, const Hash &parent, uint32_t j, uint32_t count) {
+    if (j > 0 && index.find(parent) == kNullBlock) return;
+    if (!grow_tree(block, parent, j, count)) return;
+    index.note_tail(block, parent, j == 0);
+    order.published(block);
 }
 
 void BlockGroup::take(BlockId block, bool is_hit) {
@@ -60,17 +86,14 @@ void BlockGroup::request_ended(std::span<const BlockId> blocks, uint32_t num_pub
 void BlockGroup::release(BlockId block) {
     if (!pool.drop_reference(block)) return;
     bool is_published = index.is_published(block);
-    if (is_published && pool.is_alone(block)) {
+    if (is_cached(block) && pool.is_alone(block)) {
         pool.make_evictable(block);
         order.became_evictable(block);
         return;
     }
     BlockId oldest_twin = pool.next(block);
     pool.leave_ring(block);
-    if (is_published) {
-        index.move(block, oldest_twin);
-        order.moved(block, oldest_twin, false);
-    }
+    if (is_published) hand_over(block, oldest_twin, false);
     pool.make_empty(block, false);
 }
 
@@ -84,14 +107,24 @@ uint32_t BlockGroup::evict(uint32_t n) {
     uint32_t num_evicted = 0;
     for (; num_evicted < n && pool.num_evictable() > 0; ++num_evicted) {
         BlockId block = order.victim();
+        if (block == kNullBlock) bug("evict: blocks are evictable, but none is a leaf");
         index.prefetch(pool.next(block));
-        order.dropped(block);
-        log.removed(group_id, index.hash(block));
-        index.drop(block);
-        pool.make_empty(block, true);
+        evict_block(block);
     }
     counters.num_evicted += num_evicted;
     return num_evicted;
+}
+
+void BlockGroup::evict_block(BlockId block) {
+    order.dropped(block);
+    if (tree) tree->remove(block);
+    if (index.is_published(block)) {
+        log.removed(group_id, index.hash(block));
+        index.drop(block);
+    } else {
+        index.drop_tail(block);
+    }
+    pool.make_empty(block, true);
 }
 
 void BlockGroup::make_room(uint32_t n) {

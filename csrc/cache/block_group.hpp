@@ -5,17 +5,20 @@
 // keep the published block held for as long as any block of that content is:
 //   commit finds the published block evictable: the entry moves to the new block, the old is EMPTY;
 //   the published block loses its last holder: the entry moves to its oldest duplicate.
+// With a tree the rest of a sequence, less than a block, may stay as a *cached tail*: evictable
+// like a published block, but without a hash, and only ever copied.
 // So in a full group a table always holds, for each of its published blocks, the block or a twin of
 // it, and releases tail first: a parent is never older in the list than its children, and the
 // oldest evictable block is always a leaf. Which leaf goes first is the order's business.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "cache/block_pool.hpp"
 #include "cache/eviction/order.hpp"
 #include "cache/event_log.hpp"
-#include "cache/flat_index.hpp"
+#include "cache/radix_index.hpp"
 
 namespace pagemill::cache {
 
@@ -27,6 +30,7 @@ struct BlockGroup {
     uint32_t group_id, window, block_size;  // window 0: every token is kept
     BlockPool pool;
     FlatIndex index;
+    std::optional<RadixIndex> tree;
     EvictionOrder order;
     GroupCounters counters;
     EventLog &log;
@@ -53,9 +57,14 @@ struct BlockGroup {
 
     // The hash is taken by a block of other content.
     bool is_taken(const Hash &hash, const Hash &parent, const uint32_t *tokens) const;
-    // A full, final, held block becomes findable, or a duplicate of one that is.
+    // Block j of a chain, full, final and held, becomes findable, or a duplicate of one that is.
     void publish(BlockId block, const Hash &hash, const Hash &parent, const uint32_t *tokens,
-                 bool is_first);
+                 uint32_t j);
+    // Findable, or a cached tail: evictable when nobody holds it, and never written.
+    bool is_cached(BlockId block) const { return index.is_cached(block); }
+    // The first `count` tokens of block j, held once and never published, stay in the tree, unless
+    // they are there already. Its token ids have been noted in the index.
+    void keep_tail(BlockId block, const Hash &parent, uint32_t j, uint32_t count);
 
     // One holder more of a published block that a prompt found.
     void take(BlockId block, bool is_hit);
@@ -70,8 +79,14 @@ struct BlockGroup {
 
     // Evicts up to n blocks in the order of eviction; says how many.
     uint32_t evict(uint32_t n);
+    // Forgets an evictable block.
+    void evict_block(BlockId block);
     // Evicts only as far as needed; the pool must have n blocks available.
     void make_room(uint32_t n);
+
+private:
+    void hand_over(BlockId from, BlockId to, bool was_evictable);
+    bool grow_tree(BlockId block, const Hash &parent, uint32_t j, uint32_t count);
 };
 
 }  // namespace pagemill::cache

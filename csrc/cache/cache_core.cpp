@@ -22,6 +22,9 @@ CacheCore::CacheCore(const CoreConfig &config) : config_(config), chain_(config.
                                                        config.block_size, log_, config.eviction,
                                                        tokens));
     }
+    BlockGroup &first = *groups_.at(0);
+    if (config.has_tree && !first.window)
+        first.tree.emplace(first.index, config.num_blocks[0], config.block_size);
 }
 
 BlockGroup &CacheCore::group(uint32_t index) {
@@ -63,6 +66,7 @@ TableId CacheCore::open(const Match &match, bool is_resumed) {
     fresh.num_cached = fresh.num_committed = match.num_tokens;
     fresh.num_published = match.num_tokens / config_.block_size;
     fresh.key = match.key;
+    fresh.tail = kNullBlock;
     fresh.blocks = match.blocks;
     fresh.first_live.clear();
     for (uint32_t g = 0; g < num_groups(); ++g) {
@@ -87,6 +91,7 @@ TableId CacheCore::fork(TableId id) {
     uint64_t generation = to.generation;
     to = from;
     to.generation = generation;
+    to.num_copies = 0;
     // Slots behind the last computed token are not shared: both would write them.
     uint32_t num_shared = ceil_div(from.num_committed, config_.block_size);
     for (uint32_t g = 0; g < num_groups(); ++g) {
@@ -101,27 +106,36 @@ TableId CacheCore::fork(TableId id) {
 void CacheCore::release(TableId id, const RequestEnd &end) {
     Table &old = table(id);
     for (uint32_t g = 0; g < num_groups(); ++g) groups_[g]->pool.check_release(old.blocks[g]);
-    RequestEnd known = end;
-    known.num_asked_blocks = old.num_asked ? (old.num_asked - 1) / config_.block_size : 0;
+    old.end = end;
+    old.end.num_asked_blocks = old.num_asked ? (old.num_asked - 1) / config_.block_size : 0;
+    old.is_open = false;
+    old.is_closing = old.num_copies > 0;
+    --num_open_;
+    if (!old.is_closing) close(uint32_t(id & ((1u << kSlotBits) - 1)));
+    ++version_;
+}
+
+// What a copy reads is held by the table it is made for, and so is all that comes before it.
+void CacheCore::close(uint32_t slot) {
+    Table &old = tables_[slot];
+    keep_tail(old);
     for (uint32_t g = 0; g < num_groups(); ++g) {
-        groups_[g]->request_ended(old.blocks[g], old.num_published, known);
+        groups_[g]->request_ended(old.blocks[g], old.num_published, old.end);
         groups_[g]->release_all(old.blocks[g]);
         old.blocks[g].clear();
     }
-    old.is_open = false;
-    free_slots_.push_back(uint32_t(id & ((1u << kSlotBits) - 1)));
-    --num_open_;
-    ++version_;
+    old.is_closing = false;
+    free_slots_.push_back(slot);
 }
 
 // ---- slots ----------------------------------------------------------------------------------
 
-// The block that the next token goes into is partly filled and others hold it too.
+// The block that the next token goes into is partly filled and others hold it too, or may find it.
 bool CacheCore::must_copy(const Table &table, uint32_t g, uint32_t num_tokens) const {
     if (num_tokens <= table.num_committed || table.num_committed % config_.block_size == 0)
         return false;
     BlockId block = table.blocks[g][table.num_committed / config_.block_size];
-    return groups_[g]->pool.ref_count(block) > 1;
+    return groups_[g]->pool.ref_count(block) > 1 || groups_[g]->is_cached(block);
 }
 
 uint32_t CacheCore::num_missing(const Table &table, uint32_t g, uint32_t num_tokens) const {
@@ -149,7 +163,8 @@ bool CacheCore::extend(TableId id, uint32_t num_tokens, std::vector<Copy> &copie
             BlockId &entry = blocks[grown.num_committed / config_.block_size];
             copies.push_back({g, entry, group.pool.allocate(entry)});
             entry = copies.back().target;
-            pending_copies_.push_back(copies.back());
+            pending_copies_.push_back({copies.back(), uint32_t(id & ((1u << kSlotBits) - 1))});
+            ++grown.num_copies;
             ++group.counters.num_copies;
         }
         while (blocks.size() < num_entries)
@@ -160,16 +175,21 @@ bool CacheCore::extend(TableId id, uint32_t num_tokens, std::vector<Copy> &copie
 }
 
 void CacheCore::release_copies(const std::vector<Copy> &copies) {
-    std::vector<Copy> left = pending_copies_;
+    std::vector<PendingCopy> left = pending_copies_, done;
     for (const Copy &copy : copies) {
-        auto found = std::find(left.begin(), left.end(), copy);
+        auto found = std::find_if(left.begin(), left.end(),
+                                  [&](const PendingCopy &other) { return other.copy == copy; });
         if (found == left.end())
             bug("release_copies: block " + std::to_string(copy.source) + " -> " +
                 std::to_string(copy.target) + " is not being copied (released already?)");
+        done.push_back(*found);
         left.erase(found);
     }
     pending_copies_ = std::move(left);
-    for (const Copy &copy : copies) groups_[copy.group]->release(copy.source);
+    for (const auto &[copy, slot] : done) {
+        groups_[copy.group]->release(copy.source);
+        if (--tables_[slot].num_copies == 0 && tables_[slot].is_closing) close(slot);
+    }
     ++version_;
 }
 
@@ -185,8 +205,28 @@ void CacheCore::commit(TableId id, const uint32_t *tokens, size_t num_known,
             bug("commit: tokens beyond the slots that extend gave");
     grown.num_committed = num_computed;
     if (config_.has_index && !grown.is_chain_stopped) publish_full_blocks(grown, tokens);
+    note_tail(grown, tokens);
     give_back(grown);
     ++version_;
+}
+
+// The tokens of the block that is being filled, for the tree to keep when the table is released.
+// Only where the model has one pool: a tail is of use when every layer has its tokens.
+void CacheCore::note_tail(Table &table, const uint32_t *tokens) {
+    table.tail = kNullBlock;
+    const uint32_t size = config_.block_size, j = table.num_committed / size;
+    if (num_groups() > 1 || !tree() || table.num_committed % size == 0) return;
+    const BlockId block = table.blocks[0][j];
+    if (groups_[0]->pool.ref_count(block) > 1 || groups_[0]->is_cached(block)) return;
+    groups_[0]->index.note_tokens(block, tokens + size_t(j) * size, table.num_committed % size);
+    table.tail = block;
+}
+
+void CacheCore::keep_tail(Table &table) {
+    const uint32_t size = config_.block_size, j = table.num_committed / size;
+    if (table.tail == kNullBlock || table.is_chain_stopped || table.num_published < j) return;
+    if (table.blocks[0][j] != table.tail || groups_[0]->pool.ref_count(table.tail) > 1) return;
+    groups_[0]->keep_tail(table.tail, table.key, j, table.num_committed % size);
 }
 
 // In order, and never a block that others hold too: to a fork made while a step ran it is a partly
@@ -208,7 +248,7 @@ void CacheCore::publish_full_blocks(Table &table, const uint32_t *tokens) {
         }
         for (uint32_t g = 0; g < num_groups(); ++g)
             if (BlockId block = table.blocks[g][j]; block != kNullBlock)
-                groups_[g]->publish(block, key, table.key, block_tokens, j == 0);
+                groups_[g]->publish(block, key, table.key, block_tokens, j);
         table.key = key;
     }
 }

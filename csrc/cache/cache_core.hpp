@@ -17,16 +17,17 @@ struct CoreConfig {
     std::vector<uint32_t> num_blocks;  // a group, with its null block
     std::vector<uint32_t> windows;     // a group; 0: every token is kept
     uint32_t block_size;
-    bool has_index;
+    bool has_index, has_tree;
     bool has_events;
     std::string eviction = "lru";
     uint32_t policy_tokens = 0;  // tokens of a block as eviction counts them; 0: block_size
 };
 
-// What a look into the index found. blocks[group] holds num_tokens / block_size entries, with the
-// null block where a window does not reach.
+// What a look into the index found. blocks[group] holds an entry for each block of num_tokens, with
+// the null block where a window does not reach. With a tree the last one may be partly matched: it
+// is to be copied before it is written.
 struct Match {
-    Hash root{}, key{};  // key: of the last matched block; the root where nothing matched
+    Hash root{}, key{};  // key: of the last whole matched block; the root where there is none
     uint32_t num_tokens = 0, num_asked_tokens = 0, num_mismatches = 0;
     uint64_t version = 0;
     std::vector<std::vector<BlockId>> blocks;
@@ -40,9 +41,13 @@ struct Match {
 struct Table {
     uint64_t generation = 0;
     bool is_open = false;
+    bool is_closing = false;  // released, but copies into it are still being made
+    uint32_t num_copies = 0;  // of those
+    RequestEnd end{};         // said at its release
     bool is_chain_stopped = false;  // a hash lied: nothing of this table is published any more
     uint32_t num_asked = 0, num_cached = 0, num_committed = 0, num_published = 0;
     Hash key{};  // of block num_published - 1, or the root
+    BlockId tail = kNullBlock;  // the partly filled block whose token ids the index has noted
     std::vector<std::vector<BlockId>> blocks;  // a group
     std::vector<uint32_t> first_live;          // a group: entries before are null
 };
@@ -51,6 +56,11 @@ struct Copy {
     uint32_t group;
     BlockId source, target;
     bool operator==(const Copy &) const = default;
+};
+
+struct PendingCopy {
+    Copy copy;
+    uint32_t slot;  // of the table it was made for
 };
 
 struct CoreCounters {
@@ -70,7 +80,7 @@ class CacheCore {
     std::vector<std::unique_ptr<BlockGroup>> groups_;
     std::vector<Table> tables_;
     std::vector<uint32_t> free_slots_;
-    std::vector<Copy> pending_copies_;
+    std::vector<PendingCopy> pending_copies_;
     CoreCounters counters_;
     uint32_t num_open_ = 0;
     uint64_t version_ = 0;
@@ -79,10 +89,15 @@ class CacheCore {
     TableId new_table();
     void publish_full_blocks(Table &table, const uint32_t *tokens);
     void give_back(Table &table);
+    void close(uint32_t slot);
+    void note_tail(Table &table, const uint32_t *tokens);
+    void keep_tail(Table &table);
     bool must_copy(const Table &table, uint32_t group, uint32_t num_tokens) const;
     uint32_t num_missing(const Table &table, uint32_t group, uint32_t num_tokens) const;
 
+    RadixIndex *tree() const;
     std::vector<Hash> match_full(const uint32_t *tokens, uint32_t max_blocks, Match &match);
+    std::vector<Hash> match_tree(const uint32_t *tokens, uint32_t num_tokens, Match &match);
     uint32_t fit_window(uint32_t group, uint32_t num_blocks, const std::vector<Hash> &keys,
                         const uint32_t *tokens, Match &match) const;
     void keep_blocks(uint32_t num_blocks, const std::vector<Hash> &keys, const uint32_t *tokens,
@@ -92,6 +107,7 @@ class CacheCore {
     std::optional<Failure> check_references(const BlockGroup &group) const;
     std::optional<Failure> check_list(const BlockGroup &group) const;
     std::optional<Failure> check_index(const BlockGroup &group);
+    std::optional<Failure> check_tree(const BlockGroup &group) const;
     std::optional<Failure> check_tables(const BlockGroup &group) const;
 
 public:
@@ -108,6 +124,8 @@ public:
 
     // Never the last known token; changes nothing.
     Match peek_match(const uint32_t *tokens, uint32_t num_tokens, const Hash &root);
+    // The same match without its partly matched block.
+    Match floor(const Match &match) const;
     // chunk_tokens 0: everything behind the match in one chunk.
     bool can_admit(const Match &match, uint32_t num_tokens, uint32_t reserve_blocks,
                    uint32_t chunk_tokens) const;

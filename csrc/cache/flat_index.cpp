@@ -72,7 +72,7 @@ void FlatIndex::publish(BlockId block, const Hash &hash, const Hash &parent,
     hash_[block] = hash;
     parent_[block] = parent;
     std::memcpy(&token_ids_[size_t(block) * block_size_], tokens, 4 * size_t(block_size_));
-    state_[block] = is_first ? 2 : 1;
+    state_[block] = uint8_t(kPublished | (is_first ? kFirst : 0));
     insert(block);
     ++num_published_;
 }

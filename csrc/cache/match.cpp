@@ -14,7 +14,10 @@ Match CacheCore::peek_match(const uint32_t *tokens, uint32_t num_tokens, const H
     match.version = version_;
     match.blocks.resize(num_groups());
     if (!config_.has_index || num_tokens == 0) return match;
-    std::vector<Hash> keys = match_full(tokens, (num_tokens - 1) / config_.block_size, match);
+    std::vector<Hash> keys =
+        tree() ? match_tree(tokens, num_tokens - 1, match)
+               : match_full(tokens, (num_tokens - 1) / config_.block_size, match);
+    if (tree() && num_groups() == 1) return match;
     uint32_t num_blocks = uint32_t(keys.size()), before;
     do {
         before = num_blocks;
@@ -45,6 +48,43 @@ std::vector<Hash> CacheCore::match_full(const uint32_t *tokens, uint32_t max_blo
     return keys;
 }
 
+RadixIndex *CacheCore::tree() const {
+    return groups_[0]->tree ? &*groups_[0]->tree : nullptr;
+}
+
+// The exact match of the tree, which needs no hashing. With several groups only whole blocks count:
+// the keys that it found them under lead to those of the other groups.
+std::vector<Hash> CacheCore::match_tree(const uint32_t *tokens, uint32_t num_tokens,
+                                        Match &match) {
+    const FlatIndex &index = groups_[0]->index;
+    const uint32_t size = config_.block_size;
+    match.num_tokens = tree()->match(match.root, tokens, num_tokens, match.blocks[0]);
+    std::vector<Hash> keys;
+    if (match.num_tokens >= size)
+        match.key = index.hash(match.blocks[0][match.num_tokens / size - 1]);
+    if (num_groups() == 1) return keys;
+    for (uint32_t j = 0; j < match.num_tokens / size; ++j) {
+        const Hash &key = index.hash(match.blocks[0][j]);
+        const Hash &parent = j ? keys[j - 1] : match.root;
+        for (uint32_t g = 1; g < num_groups(); ++g) {
+            if (groups_[g]->window) continue;
+            BlockId block =
+                groups_[g]->find(key, parent, tokens + size_t(j) * size, match.num_mismatches);
+            if (block == kNullBlock) return keys;
+            match.blocks[g].push_back(block);
+        }
+        keys.push_back(key);
+    }
+    return keys;
+}
+
+Match CacheCore::floor(const Match &match) const {
+    Match out = match;
+    out.num_tokens -= match.num_tokens % config_.block_size;
+    for (auto &blocks : out.blocks) blocks.resize(out.num_tokens / config_.block_size);
+    return out;
+}
+
 // num_blocks, where the group has the window before that many blocks; else the highest block that
 // is missing, since nothing above it that reads it can match.
 uint32_t CacheCore::fit_window(uint32_t g, uint32_t num_blocks, const std::vector<Hash> &keys,
@@ -62,7 +102,7 @@ uint32_t CacheCore::fit_window(uint32_t g, uint32_t num_blocks, const std::vecto
 void CacheCore::keep_blocks(uint32_t num_blocks, const std::vector<Hash> &keys,
                             const uint32_t *tokens, Match &match) const {
     match.num_tokens = num_blocks * config_.block_size;
-    if (num_blocks) match.key = keys[num_blocks - 1];
+    match.key = num_blocks ? keys[num_blocks - 1] : match.root;
     for (uint32_t g = 0; g < num_groups(); ++g) {
         match.blocks[g].resize(num_blocks, kNullBlock);
         if (!groups_[g]->window) continue;
@@ -91,7 +131,8 @@ bool CacheCore::can_admit(const Match &match, uint32_t num_tokens, uint32_t rese
             num_leaving += block != kNullBlock && group.pool.ref_count(block) == 0;
         uint64_t num_entries = (uint64_t(num_tokens) + size - 1) / size;
         uint64_t have = match.blocks[g].size();
-        uint64_t needed = (num_entries > have ? num_entries - have : 0) + num_leaving;
+        bool has_copy = match.num_tokens % size && num_tokens > match.num_tokens;
+        uint64_t needed = (num_entries > have ? num_entries - have : 0) + num_leaving + has_copy;
         if (group.window && chunk_tokens) {
             uint64_t reach = uint64_t(group.window) - 1 + chunk_tokens;
             needed = std::min(needed, (reach + size - 1) / size + 1);

@@ -58,9 +58,13 @@ public:
         uint32_t largest = ids.empty() ? 0 : *std::max_element(ids.begin(), ids.end());
         std::vector<int64_t> later(size_t(largest) + 1, kNever);
         kept_until_.assign(size_t(largest) + 1, 0);
-        for (size_t i = ids.size(); i-- > 0;) {
-            next_use_[i] = later[ids[i]];
-            later[ids[i]] = int64_t(i);
+        // What a request that does not fit would use is of no use to any cache of this size.
+        for (size_t request = requests.size(); request-- > 0;) {
+            if (requests.ids(request).size() > capacity) continue;
+            for (int64_t i = requests.start[request + 1]; i-- > requests.start[request];) {
+                next_use_[size_t(i)] = later[ids[size_t(i)]];
+                later[ids[size_t(i)]] = i;
+            }
         }
     }
 

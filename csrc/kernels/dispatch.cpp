@@ -1,6 +1,11 @@
 // Which instruction set runs: the best one of this processor, unless a test asks for another.
 #include <atomic>
 #include <cstring>
+#ifdef PAGEMILL_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "kernels/kernel_table.hpp"
 
@@ -14,6 +19,11 @@ namespace avx2 {
 const KernelTable &table();
 }
 namespace avx512 {
+const KernelTable &table();
+}
+#endif
+#ifdef PAGEMILL_AMX
+namespace amx {
 const KernelTable &table();
 }
 #endif
@@ -40,8 +50,24 @@ bool has_avx512() {
 }
 #endif
 
+#ifdef PAGEMILL_AMX
+// The kernel hands out the tile registers on request, for all threads of the process at once.
+bool has_amx() {
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    constexpr uint32_t kBf16 = 1u << 22, kTile = 1u << 24, kAvx512Bf16 = 1u << 5;
+    uint32_t a, b, c, d, a1, rest;
+    if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    if (!__get_cpuid_count(7, 1, &a1, &rest, &rest, &rest)) return false;
+    if ((d & (kBf16 | kTile)) != (kBf16 | kTile) || !(a1 & kAvx512Bf16)) return false;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+
 constexpr Choice kChoices[] = {
 // best first
+#ifdef PAGEMILL_AMX
+    {"amx", amx::table, has_amx},
+#endif
 #ifdef PAGEMILL_X86
     {"avx512", avx512::table, has_avx512},
     {"avx2", avx2::table, has_avx2},

@@ -16,6 +16,11 @@ void rms_norm(const float *x, const float *weight, float eps, int64_t n, float *
               int64_t end);
 void activate(Activation kind, const float *gate_up, int64_t n, float *out, int64_t begin,
               int64_t end);
+#ifdef __AMX_BF16__
+constexpr int64_t kLinearStrip = 32, kLinearTokens = 64;
+#else
+constexpr int64_t kLinearStrip = 24, kLinearTokens = 32;
+#endif
 int64_t linear_pack_floats(int64_t num_tokens, int64_t k);
 void linear_pack(const float *x, int64_t x_stride, int64_t num_tokens, int64_t k, float *packed);
 void linear_bf16(const float *packed, int64_t num_tokens, const uint16_t *w, int64_t k, float *out,

@@ -83,7 +83,9 @@ struct KernelTable {
                      int64_t begin, int64_t end);
     void (*activate)(Activation kind, const float *gate_up, int64_t n, float *out, int64_t begin,
                      int64_t end);
-    // out = x [T, K] w [N, K]^T for rows [begin, end) of w.
+    // out = x [T, K] w [N, K]^T for rows [begin, end) of w; best in whole strips of rows, and up to
+    // so many tokens.
+    int64_t linear_strip, linear_tokens;
     int64_t (*linear_pack_floats)(int64_t num_tokens, int64_t k);
     void (*linear_pack)(const float *x, int64_t x_stride, int64_t num_tokens, int64_t k,
                         float *packed);
@@ -94,7 +96,8 @@ struct KernelTable {
 
 // The best table for this processor, or the one chosen by set_isa.
 const KernelTable &kernels();
-bool set_isa(const char *name);  // portable, avx2, avx512, or auto; false where it cannot run here
+// portable, avx2, avx512, amx, or auto; false where it cannot run here
+bool set_isa(const char *name);
 const char *isa_name();
 const char *available_isa(int index);  // those that can run here, best first; nullptr behind them
 

@@ -1,4 +1,4 @@
-// x [T, K] times bfloat16 weights [N, K], for few tokens on processors without bfloat16 products.
+// x [T, K] times bfloat16 weights [N, K], for few tokens on processors without matrix tiles.
 //
 // A 32-bit lane of a weight row holds two neighbours; a shift and a mask make them float32. So x is
 // packed once: chunks of 2 * kLanes values, the even ones first, then the odd ones. Each product
@@ -8,6 +8,9 @@
 #include "kernels/vec.hpp"
 
 namespace pagemill::PAGEMILL_ISA {
+
+#ifndef __AMX_BF16__  // else linear_amx.isa.cpp
+
 namespace {
 
 constexpr int64_t kChunk = 2 * kLanes;
@@ -94,7 +97,7 @@ void linear_pack(const float *x, int64_t x_stride, int64_t num_tokens, int64_t k
 // A strip of weight rows stays in the first cache while all tokens pass over it.
 void linear_bf16(const float *packed, int64_t num_tokens, const uint16_t *w, int64_t k, float *out,
                  int64_t out_stride, int64_t begin, int64_t end) {
-    constexpr int64_t kStrip = 24;  // a multiple of every weight_rows()
+    constexpr int64_t kStrip = kLinearStrip;  // a multiple of every weight_rows()
     const int64_t x_stride = padded(k);
     for (int64_t n = begin; n < end; n += kStrip) {
         const int64_t rows = smaller(kStrip, end - n);
@@ -111,6 +114,8 @@ void linear_bf16(const float *packed, int64_t num_tokens, const uint16_t *w, int
         if (num_tokens - t == 1) multiply_rows<1>(x, strip, k, to, out_stride, rows);
     }
 }
+
+#endif
 
 void widen_bf16(const uint16_t *in, float *out, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {

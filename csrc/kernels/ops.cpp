@@ -66,7 +66,8 @@ void linear_bf16(const float *x, int64_t x_stride, int64_t num_tokens, const uin
     float *packed = caller_scratch(kernels().linear_pack_floats(num_tokens, k));
     kernels().linear_pack(x, x_stride, num_tokens, k, packed);
     const int64_t share = (num_rows + 4 * num_threads() - 1) / (4 * num_threads());
-    const int64_t piece = (std::clamp<int64_t>(share, 24, 1536) + 23) / 24 * 24;
+    const int64_t strip = kernels().linear_strip;
+    const int64_t piece = (std::clamp<int64_t>(share, strip, 1536) + strip - 1) / strip * strip;
     in_pieces(num_rows, piece, [&](int64_t begin, int64_t end) {
         kernels().linear_bf16(packed, num_tokens, w, k, out, num_rows, begin, end);
     });

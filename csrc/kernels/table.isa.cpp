@@ -17,6 +17,8 @@ const KernelTable &table() {
         rotate,
         rms_norm,
         activate,
+        kLinearStrip,
+        kLinearTokens,
         linear_pack_floats,
         linear_pack,
         linear_bf16,

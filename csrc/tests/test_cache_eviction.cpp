@@ -79,7 +79,7 @@ void play_policy(const std::string &name, bool with_retention) {
     for (uint64_t seed = 1; seed <= 12; ++seed) {
         const auto &window = windows[seed % windows.size()];
         std::vector<uint32_t> sizes(window.size(), uint32_t(8 + seed % 23));
-        Player player(seed, {sizes, window, 16, true, true, name, 0});
+        Player player(seed, {sizes, window, 16, true, seed % 2 == 0, true, name, 0});
         for (int step = 0; step < 400; ++step) {
             player.play(with_retention);
             auto failure = player.core.check(2);
@@ -94,7 +94,7 @@ void play_policy(const std::string &name, bool with_retention) {
 
 // Three chains of two blocks, all evictable: 16-token blocks of the letters 1, 2 and 3.
 struct Chains {
-    CacheCore core{{{20}, {0}, 16, true, false, "lru", 0}};
+    CacheCore core{{{20}, {0}, 16, true, false, false, "lru", 0}};
 
     Chains() {
         for (uint32_t letter : {1, 2, 3}) use(letter);
@@ -184,7 +184,7 @@ TEST(retention_is_checked) {
 TEST(a_policy_from_outside_is_asked_again_before_a_block_goes) {
     std::vector<double> worth(20, 0);
     std::set<BlockId> known;
-    CacheCore core{{{5}, {0}, 1, true, false, "lru", 0}};
+    CacheCore core{{{5}, {0}, 1, true, false, false, "lru", 0}};
     core.group(0).order.set_policy([&](const PolicyConfig &config) {
         PolicyCallbacks calls;
         calls.touch = [&](BlockId block, Key, uint32_t, uint64_t, bool) { known.insert(block); };

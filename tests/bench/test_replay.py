@@ -59,19 +59,21 @@ def test_tokens_are_replayed_as_the_manager_would() -> None:
     trace = make_trace(
         "t", 16, True, [TraceRequest(i, p, len(p), 0) for i, p in enumerate(prompts)]
     )
-    for name in ("lru", "arc", "reuse_rank"):
+    for index, name in itertools.product(("flat", "radix"), ("lru", "arc", "reuse_rank")):
         groups = (LayerGroup("full", (0,)),)
-        cache = CacheManager(CacheConfig(groups, (13,), eviction=name))
+        cache = CacheManager(CacheConfig(groups, (13,), prefix_index=index, eviction=name))
         root, want = bytes(32), []
         for i, prompt in enumerate(prompts):
             tokens = array("I", prompt)
             cache.advance(i * 10**9)
             table = cache.open(cache.peek_match(tokens, root), root)
             want.append(cache.num_tokens_cached(table))
-            assert cache.extend(table, len(tokens)) is not None
+            copies = cache.extend(table, len(tokens))
+            assert copies is not None
             cache.commit(table, tokens, len(tokens))
+            cache.release_copies(copies)
             cache.release(table)
-        assert hit_tokens(trace, "flat", name, 12).tolist() == want and sum(want) > 0
+        assert hit_tokens(trace, index, name, 12).tolist() == want and sum(want) > 0
 
 
 @pytest.mark.parametrize("seed", fuzz_seeds(2))
@@ -81,6 +83,20 @@ def test_nothing_beats_the_bounds(seed: int) -> None:
         assert cell.bound is not None and cell.bound_work is not None
         assert cell.hit_rate <= cell.bound + 1e-9, cell
         assert cell.saved_work <= cell.bound_work + 1e-9, cell
+
+
+def test_nothing_beats_the_bounds_to_the_token() -> None:
+    choose = random.Random(6)
+    stems = [[choose.randrange(9) for _ in range(150)] for _ in range(4)]
+    prompts = [[*choose.choice(stems)[: choose.randrange(1, 150)], 77, i] for i in range(200)]
+    rows = [TraceRequest(i, p, len(p), 0) for i, p in enumerate(prompts)]
+    cells = sweep(
+        make_trace("t", 16, True, rows), ("flat", "radix"), ("lru", "reuse_rank"), "11,40"
+    )
+    for cell in cells:
+        assert cell.bound is not None and cell.bound_work is not None
+        assert cell.hit_rate <= cell.bound + 1e-9 and cell.saved_work <= cell.bound_work + 1e-9
+    assert cells[-1].hit_rate > cells[3].hit_rate  # radix, flat: of the same policy and size
 
 
 def best_work(intervals: Intervals, num_blocks: int) -> float:

@@ -14,7 +14,11 @@ from pagemill.core.layers import EVICTIONS
 from pagemill.core.types import BlockId
 
 B = 16
-GROUPS = (LayerGroup("full", (0,)),)
+
+
+def config(num_blocks: int, *, eviction: str = "lru", prefix_index: str = "flat") -> CacheConfig:
+    group = LayerGroup("full", (0,))
+    return CacheConfig((group,), (num_blocks,), prefix_index=prefix_index, eviction=eviction)
 
 
 @dataclass
@@ -42,16 +46,18 @@ def serve(cache: CacheManager, tokens: list[int]) -> int:
     root = cache.namespace()
     table = cache.open(cache.peek_match(prompt, root), root)
     hits = cache.num_tokens_cached(table)
-    assert cache.extend(table, len(prompt)) is not None
+    copies = cache.extend(table, len(prompt))
+    assert copies is not None
     cache.commit(table, prompt, len(prompt))
+    cache.release_copies(copies)
     cache.release(table)
     return hits
 
 
 def test_a_policy_of_your_own_is_asked_and_told() -> None:
     policy = LeastRecentlyTouched()
-    mine = CacheManager(CacheConfig(GROUPS, (9,)), policy=policy)
-    theirs = CacheManager(CacheConfig(GROUPS, (9,)))
+    mine = CacheManager(config(9), policy=policy)
+    theirs = CacheManager(config(9))
     choose = random.Random(4)
     for i in range(200):
         tokens = (
@@ -64,19 +70,30 @@ def test_a_policy_of_your_own_is_asked_and_told() -> None:
     mine.check_integrity()
 
 
+def test_it_ranks_tails_too() -> None:
+    policy = LeastRecentlyTouched()
+    cache = CacheManager(config(9, prefix_index="radix"), policy=policy)
+    choose, hits = random.Random(4), 0
+    for i in range(200):
+        cache.advance(1000 * i)
+        hits += serve(cache, [choose.randrange(3)] * choose.randrange(1, 90)) % B > 0
+        cache.check_integrity()
+    assert hits > 50 and policy.num_dropped > 20
+
+
 def test_an_error_in_a_policy_reaches_the_caller() -> None:
     class Broken(LeastRecentlyTouched):
         def rank(self, block_id: BlockId, now_ns: int) -> float:
             raise RuntimeError("no rank today")
 
-    cache = CacheManager(CacheConfig(GROUPS, (9,)), policy=Broken())
+    cache = CacheManager(config(9), policy=Broken())
     with pytest.raises(RuntimeError, match="no rank today"):
         serve(cache, [1] * 33)
 
 
 def test_a_policy_comes_before_the_first_block() -> None:
-    core = CacheCore([9], [0], 16, True, False)
-    cache = CacheManager(CacheConfig(GROUPS, (9,)))
+    core = CacheCore([9], [0], 16, True, False, False)
+    cache = CacheManager(config(9))
     serve(cache, [1] * 33)
     core.set_policy(LeastRecentlyTouched())
     with pytest.raises(AssertionError, match="published already"):
@@ -85,7 +102,7 @@ def test_a_policy_comes_before_the_first_block() -> None:
 
 def test_a_replay_asks_it_too() -> None:
     trace = branching_case(random.Random(5), 200).trace()
-    core = CacheCore([41], [0], 1, True, False)
+    core = CacheCore([41], [0], 1, True, False, False)
     core.set_policy(LeastRecentlyTouched())
     hits = core.replay(trace.token_ids, trace.start, trace.times_ns, trace.has_tool_calls, True)
     assert core.check(2) is None
@@ -94,14 +111,14 @@ def test_a_replay_asks_it_too() -> None:
 
 def test_choices_are_named() -> None:
     with pytest.raises(ConfigError, match="choose one of lru, lfu"):
-        CacheConfig(GROUPS, (9,), eviction="best")
+        config(9, eviction="best")
     for name in EVICTIONS:
-        serve(CacheManager(CacheConfig(GROUPS, (9,), eviction=name)), [1] * 40)
+        serve(CacheManager(config(9, eviction=name)), [1] * 40)
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_bands_lifetimes_and_pins_under_every_policy(eviction: str) -> None:
-    cache = CacheManager(CacheConfig(GROUPS, (13,), eviction=eviction))
+    cache = CacheManager(config(13, eviction=eviction))
     core = cache._core
     for letter in range(4):
         serve(cache, [letter] * 33)
@@ -126,7 +143,7 @@ def test_bands_lifetimes_and_pins_under_every_policy(eviction: str) -> None:
 
 
 def test_pins_stay_within_their_budget_and_never_keep_a_request_waiting() -> None:
-    cache = CacheManager(CacheConfig(GROUPS, (10,), eviction="arc"))
+    cache = CacheManager(config(10, eviction="arc"))
     core = cache._core
     core.set_pin_budget(0, 4)
     for letter in range(3):

@@ -56,6 +56,48 @@ def test_a_file_gives_settings_and_flags_win(tmp_path: Path) -> None:
     assert (engine.num_blocks, engine.kv_memory_bytes, server.port) == (None, 1 << 30, 1)
 
 
+@pytest.mark.parametrize(
+    ("line", "prefix_index"),
+    [
+        ("enable-prefix-caching = true", "radix"),
+        ("enable_prefix_caching = false", "off"),
+        ("no-enable-prefix-caching = true", "off"),
+        ("no_enable_prefix_caching = false", "radix"),
+    ],
+)
+def test_vllms_switch_in_a_file(tmp_path: Path, line: str, prefix_index: str) -> None:
+    file = tmp_path / "s.toml"
+    for text in (f'prefix-index = "off"\n{line}', f'[engine]\nprefix-index = "flat"\n{line}'):
+        file.write_text(text)
+        assert parse("m", "--config", str(file))[0].prefix_index == prefix_index
+    assert parse("m", "--config", str(file), "--prefix-index", "off")[0].prefix_index == "off"
+
+
+def test_every_flag_is_also_a_setting_of_a_file(tmp_path: Path) -> None:
+    """vLLM's names too: what the command line takes, the file takes, and it means the same."""
+    values = {
+        "dtype": "float32", "kv-format": "bf16", "kv-cache-dtype": "bfloat16", "block-size": 64,
+        "prefix-index": "off", "scheduling-policy": "priority", "host": "::1", "port": 1,
+        "metrics-prefix": "vllm", "eviction": "arc", "drain-timeout": 2.5, "kv-memory": "1GiB",
+        "kv-cache-memory-bytes": 4096, "enable-prefix-caching": True,
+    }  # fmt: skip
+    parser = make_parser()
+    (serve,) = (a.choices["serve"] for a in parser._actions if isinstance(a.choices, dict))
+    flags = [f for action in serve._actions for f in action.option_strings if f.startswith("--")]
+    assert len(flags) > 25
+    for flag in flags:
+        name = flag.removeprefix("--")
+        if name in ("help", "config", "model"):
+            continue
+        value = values.get(name.removeprefix("no-"), 7)
+        written = str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
+        (tmp_path / "s.toml").write_text(f"{name} = {written}")
+        given = (flag,) if isinstance(value, bool) else (flag, str(value))
+        expected = parse("m", *given)
+        assert expected != parse("m") or name == "enable-prefix-caching", name
+        assert parse("m", "--config", str(tmp_path / "s.toml")) == expected, name
+
+
 def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGEMILL_API_KEY", "secret")
     assert parse("m")[1].api_keys == ("secret",)
@@ -66,6 +108,7 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     [
         ("colour = 1", "no setting 'colour'"),
         ("num-blocks = true", "num-blocks"),
+        ("enable-prefix-caching = 1", "enable-prefix-caching: 1: give true or false"),
         ('kv-memory = "lots"', "not a size"),
         ("model = ", "cannot be read"),
     ],
@@ -87,6 +130,7 @@ def test_a_wrong_file_names_the_setting(tmp_path: Path, text: str, words: str) -
         (("m", "--num-blocks", "1"), "at least 2"),
         (("m", "--num-blocks", "9", "--kv-memory", "1G"), "not both"),
         (("m", "--max-num-seqs", "0"), "at least 1"),
+        (("m", "--threads", "0"), "^--threads is 0: it must be at least 1"),
         (("m", "--port", "70000"), "between 0 and 65535"),
         (("m", "--metrics-prefix", "x"), "choose one of pagemill, vllm"),
         (("m", "--scheduling-policy", "lifo"), "fcfs"),

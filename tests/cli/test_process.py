@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +96,14 @@ def test_a_busy_port_is_refused_before_anything_is_loaded(run: Run, smollm2: Pat
         check_refused(run("serve", str(smollm2), "--port", port), port, "--port")
 
 
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
+def test_a_host_that_is_not_this_machine_is_refused(run: Run, smollm2: Path, host: str) -> None:
+    """Unknown, or known and elsewhere: the advice is about the host, not about the port."""
+    done = run("serve", str(smollm2), "--host", host, "--port", "0")
+    check_refused(done, host, "--host")
+    assert "--port" not in done.err
+
+
 def test_no_memory_for_the_pool_is_refused(run: Run, smollm2: Path) -> None:
     done = run("serve", str(smollm2), "--port", "0", "--kv-memory", "900TiB")
     check_refused(done, "memory", "--kv-memory")
@@ -124,13 +133,13 @@ def test_the_doctor_says_what_is_missing(
     assert (tmp_path / "machine.json").read_text() == kept
 
 
-@pytest.fixture
-def process(smollm2: Path) -> Iterator["subprocess.Popen[str]"]:
-    flags = ("--port", "0", "--num-blocks", "300", "--dtype", "float32")
+@contextmanager
+def started(model: Path, *flags: str) -> Iterator["subprocess.Popen[str]"]:
+    flags = ("--port", "0", "--num-blocks", "300", "--dtype", "float32", *flags)
     with subprocess.Popen(
-        [*COMMAND, "serve", str(smollm2), *flags],
+        [*COMMAND, "serve", str(model), *flags],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     ) as running:
         yield running
@@ -145,23 +154,88 @@ def url_of(process: "subprocess.Popen[str]") -> str:
     raise AssertionError("the server did not start")
 
 
-def test_sigterm_drains_what_runs(process: "subprocess.Popen[str]") -> None:
-    url = url_of(process)
-    answers: list[httpx.Response] = []
-    body = {"prompt": "One, two,", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
-    client = threading.Thread(
-        target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60))
-    )
-    client.start()
-    while "num_requests_running" not in (text := httpx.get(f"{url}/metrics").text) or not (
-        re.search(r"num_requests_running\{[^}]*\} 1", text)
-    ):
+def wait_until_running(url: str, client: threading.Thread) -> None:
+    while not re.search(r"num_requests_running\{[^}]*\} 1", httpx.get(f"{url}/metrics").text):
         assert client.is_alive()
-    process.send_signal(signal.SIGTERM)
-    client.join()
-    assert process.wait(timeout=60) == 0
-    assert answers[0].status_code == 200
-    assert answers[0].json()["usage"]["completion_tokens"] == 60
-    assert process.stdout is not None and "has stopped" in process.stdout.read()
+
+
+def check_stopped(process: "subprocess.Popen[str]", url: str) -> None:
+    """It ended well, said so, and nothing went wrong on the way."""
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "has stopped" in out
+    assert "Traceback" not in err and "ERROR" not in err, err
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
+
+
+BODY = {"prompt": "One, two,", "temperature": 0, "ignore_eos": True}
+
+
+def test_sigterm_drains_what_runs(smollm2: Path) -> None:
+    with started(smollm2, "--drain-timeout", "120") as process:
+        url = url_of(process)
+        answers: list[httpx.Response] = []
+        body = {**BODY, "max_tokens": 40}
+        client = threading.Thread(
+            target=lambda: answers.append(
+                httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+            )
+        )
+        client.start()
+        wait_until_running(url, client)
+        process.send_signal(signal.SIGTERM)
+        client.join()
+        check_stopped(process, url)
+    assert answers[0].status_code == 200
+    assert answers[0].json()["usage"]["completion_tokens"] == 40
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, None])
+def test_sigterm_ends_what_outlasts_the_drain_time(
+    smollm2: Path, second: signal.Signals | None
+) -> None:
+    """The stream's last events are an error of the API and the end mark; a second SIGTERM, as some
+    managers send, changes nothing."""
+    with started(smollm2, "--drain-timeout", "1") as process:
+        url = url_of(process)
+        lines: list[str] = []
+        body = {**BODY, "max_tokens": 4000, "stream": True}
+
+        def read() -> None:
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+                lines.extend(line for line in answer.iter_lines() if line)
+
+        client = threading.Thread(target=read)
+        client.start()
+        wait_until_running(url, client)
+        process.send_signal(signal.SIGTERM)
+        if second is not None:
+            process.send_signal(second)
+        client.join()
+        check_stopped(process, url)
+    assert lines[-1] == "data: [DONE]"
+    assert json.loads(lines[-2][6:])["error"]["type"] == "service_unavailable_error"
+
+
+def test_a_second_interrupt_ends_at_once(smollm2: Path) -> None:
+    """Ctrl-C twice: whoever still waits is cut off, and the process does not sit out the hour."""
+    with started(smollm2, "--drain-timeout", "3600") as process:
+        url = url_of(process)
+
+        def ask() -> None:
+            with suppress(httpx.TransportError):
+                httpx.post(f"{url}/v1/completions", json={**BODY, "max_tokens": 4000}, timeout=60)
+
+        client = threading.Thread(target=ask)
+        client.start()
+        wait_until_running(url, client)
+        process.send_signal(signal.SIGINT)
+        while httpx.get(f"{url}/health").status_code == 200:
+            pass
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        client.join()
+    assert process.returncode == 0, err
+    assert "has stopped" in out
+    assert "loop is closed" not in err

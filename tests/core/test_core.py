@@ -53,7 +53,7 @@ def test_errors_carry_what_is_wrong() -> None:
         ({"block_size": 8}, "choose one of"),
         ({"groups": ()}, "one number of blocks"),
         ({"num_blocks": (1,)}, "hold nothing"),
-        ({"prefix_index": "tree"}, "flat or off"),
+        ({"prefix_index": "tree"}, "radix, flat, off"),
         ({"eviction": "best"}, "choose one of lru"),
     ],
 )

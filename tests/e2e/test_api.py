@@ -12,6 +12,7 @@ import pytest
 from openai import RateLimitError
 
 from model.live_server import LiveServer
+from pagemill.core.types import SequenceId
 
 PROMPT = "Once upon a time there was a mill by the river, and"
 BODY = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0}
@@ -183,8 +184,31 @@ def _start_stream(server: LiveServer, body: dict[str, Any]) -> httpx.Response:
     return server.http.send(request, stream=True)
 
 
+@pytest.fixture
+def steps_at_cancel(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps had been made when the engine was told that a client has left."""
+    steps: list[int] = []
+    cancel = server.engine.cancel
+
+    def told(sequence_id: SequenceId) -> None:
+        steps.append(server.engine.scheduler.stats.num_steps)
+        cancel(sequence_id)
+
+    monkeypatch.setattr(server.engine, "cancel", told)
+    return steps
+
+
+def check_one_step_later(server: LiveServer, steps_at_cancel: list[int]) -> None:
+    """The step that ran when the client left was the last one: then all blocks were back."""
+    server.wait_idle()
+    assert len(steps_at_cancel) == 1
+    assert server.engine.scheduler.stats.num_steps - steps_at_cancel[0] <= 1
+
+
 @pytest.mark.parametrize("state", ["prefilling", "decoding"])
-def test_a_client_that_leaves_frees_its_blocks(server: LiveServer, state: str) -> None:
+def test_a_client_that_leaves_frees_its_blocks(
+    server: LiveServer, state: str, steps_at_cancel: list[int]
+) -> None:
     long = {"prompt": list(range(5, 4005)), "max_tokens": 2000, "ignore_eos": True}
     short = {"prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True}
     before = server.engine.scheduler.stats.num_aborted
@@ -195,17 +219,19 @@ def test_a_client_that_leaves_frees_its_blocks(server: LiveServer, state: str) -
     wait_until(lambda: server.engine.scheduler.num_running > 0)
     assert server.num_held_blocks() > 0
     answer.close()
-    server.wait_idle()
-    assert server.engine.scheduler.stats.num_aborted == before + 1
+    wait_until(lambda: server.engine.scheduler.stats.num_aborted == before + 1)
+    check_one_step_later(server, steps_at_cancel)
 
 
-def test_a_client_that_leaves_a_whole_answer_frees_its_blocks(server: LiveServer) -> None:
+def test_a_client_that_leaves_a_whole_answer_frees_its_blocks(
+    server: LiveServer, steps_at_cancel: list[int]
+) -> None:
     before = server.engine.scheduler.stats.num_aborted
     body = {"prompt": PROMPT, "max_tokens": 3000, "ignore_eos": True}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(server.url + "/v1/completions", json=body, timeout=0.5)
-    server.wait_idle()
-    assert server.engine.scheduler.stats.num_aborted == before + 1
+    wait_until(lambda: server.engine.scheduler.stats.num_aborted == before + 1)
+    check_one_step_later(server, steps_at_cancel)
 
 
 def test_a_full_queue_answers_429_with_retry_after(server: LiveServer) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
 from model.live_server import LiveServer
+from pagemill.server.protocol import ChatBody, CompletionBody, TokenizeBody
 
 OK = {"prompt": "one two three", "max_tokens": 2, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -69,18 +71,28 @@ def check_error(answer: httpx.Response, status: int, *words: str, param: str | N
         ({"logit_bias": {"99999999": 1}}, "99999999", "logit_bias"),
         ({"logit_bias": {"5": 1000}}, "[-100, 100]", "logit_bias"),
         ({"cache_salt": "\ud800"}, "cache_salt", "cache_salt"),
+        ({"stop": "a\udfff"}, "stop holds a lone surrogate", "stop"),
+        ({"stop": ["ok", "\ud800"]}, "stop holds a lone surrogate", "stop"),
+        ({"stop": [1]}, "a text or a list of texts", "stop"),
+        ({"request_id": "\ud800"}, "request_id holds a lone surrogate", "request_id"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens is 0", "max_completion_tokens"),
+        ({"ignore_eos": "no"}, "ignore_eos", "ignore_eos"),
         ({"prompt": ""}, "empty", "prompt"),
         ({"prompt": []}, "empty", "prompt"),
         ({"prompt": [[]]}, "empty", "prompt"),
         ({"prompt": None}, "prompt", "prompt"),
-        ({"prompt": 7}, "prompt", "prompt"),
-        ({"prompt": [1, "a"]}, "prompt", "prompt"),
+        ({"prompt": 7}, "give a text, a list of texts", "prompt"),
+        ({"prompt": [1, "a"]}, "prompt: give a text, a list of texts, a list of token", "prompt"),
+        ({"prompt": [1, 2.5]}, "a list of token ids", "prompt"),
+        ({"prompt": [1, True]}, "a list of token ids", "prompt"),
+        ({"prompt": ["a", [1]]}, "a list of such lists", "prompt"),
         ({"prompt": [10_000_000]}, "10000000", "prompt"),
-        ({"prompt": [-1]}, "prompt", "prompt"),
+        ({"prompt": [-1]}, "token ids (0 or more)", "prompt"),
         ({"prompt": ["ok"] * 1000}, "1000 prompts", "prompt"),
         ({"prompt": "word " * 3000}, "context of 1024", None),
         ({"prompt": "x" * 9_000_000}, "characters", "prompt"),
-        ({"prompt": "a\ud800b"}, "lone surrogate", None),
+        ({"prompt": "a\ud800b"}, "lone surrogate", "prompt"),
+        ({"prompt": ["ok", "\udc00"]}, "lone surrogate", "prompt"),
         ({"n": 2}, "n is not supported", "n"),
         ({"best_of": 2}, "best_of is not supported", "best_of"),
         ({"suffix": "end"}, "suffix is not supported", "suffix"),
@@ -110,7 +122,10 @@ def test_a_wrong_field_is_named(
         ),
         ({"tool_choice": "auto"}, "tool_choice is not supported", "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format", "response_format"),
-        ({"max_completion_tokens": 0}, "max_tokens is 0", "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens is 0", "max_completion_tokens"),
+        ({"max_tokens": 0}, "max_tokens is 0: ask for at least 1", "max_tokens"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "lone surrogate", "messages"),
+        ({"messages": None}, "messages", "messages"),
         ({"max_completion_tokens": -5}, "max_completion_tokens is -5", "max_completion_tokens"),
         ({"top_logprobs": 3}, "needs logprobs", "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 50}, "top_logprobs is 50", "top_logprobs"),
@@ -120,7 +135,68 @@ def test_a_wrong_field_is_named(
 def test_a_wrong_chat_is_named(
     server: LiveServer, change: dict[str, Any], words: str, param: str
 ) -> None:
-    check_error(server.post("/v1/chat/completions", {**CHAT, **change}), 400, words, param=param)
+    body = json.dumps({**CHAT, **change})
+    answer = server.http.post("/v1/chat/completions", content=body)
+    check_error(answer, 400, words, param=param)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "body"),
+    [
+        ("/v1/completions", CompletionBody, {**OK, "max_tokens": None}),
+        ("/v1/chat/completions", ChatBody, {**CHAT, "max_completion_tokens": 2}),
+        ("/tokenize", TokenizeBody, {"prompt": "a b"}),
+    ],
+)
+def test_null_means_the_default(
+    server: LiveServer, path: str, kind: type[BaseModel], body: dict[str, Any]
+) -> None:
+    """Every optional field as null, one at a time and all at once."""
+    optional = {n: None for n, f in kind.model_fields.items() if not f.is_required()}
+    assert len(optional) > 5
+    given = {key: value for key, value in body.items() if value is not None}
+    if path != "/tokenize":
+        given["temperature"] = 0
+    want = server.post(path, given).json()
+    for nulls in (optional, *({name: None} for name in optional if name not in given)):
+        answer = server.post(path, {**nulls, **given})
+        assert answer.status_code == 200, (nulls, answer.text)
+        got = answer.json()
+        assert got.get("tokens") == want.get("tokens")
+        if "usage" in want:
+            assert got["choices"] == want["choices"], nulls
+
+
+def test_null_in_stream_options_means_the_default(server: LiveServer) -> None:
+    options = {"include_usage": None, "continuous_usage_stats": None}
+    body = {**OK, "stream": True, "stream_options": options}
+    answer = server.post("/v1/completions", body)
+    assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n")
+    assert '"usage"' not in answer.text
+
+
+BROKEN_HTTP = (
+    b"NONSENSE\r\n\r\n",
+    b"GET /health HTTX/1.1\r\nHost: a\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: a\r\nno colon here\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: many\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: a\r\nBad\x00Name: x\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS greeting \r\n\r\n",
+)
+
+
+@pytest.mark.parametrize("data", BROKEN_HTTP, ids=[repr(data[:20]) for data in BROKEN_HTTP])
+def test_broken_http_has_the_error_shape(server: LiveServer, data: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.running.port), timeout=30) as connection:
+        connection.sendall(data)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    assert lines[0].startswith(b"http/1.1 400")
+    assert b"content-type: application/json" in lines and b"connection: close" in lines
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "HTTP" in error["message"] and error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,19 @@
 """Small models of other families behind the same server: templates, windows, characters."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from model.checkpoints import SPECIAL, random_model, random_prompt, save_folder
 from model.live_server import LiveServer
+from pagemill.core.step import SequenceResult, StepResult
+from pagemill.core.types import StepId
+from pagemill.engine import engine
+from pagemill.models.tokenizer import REPLACEMENT, IncrementalDetokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
@@ -74,21 +80,114 @@ def test_windowed_layers_resend_computes_only_what_changed(plain: LiveServer) ->
     plain.wait_idle()
 
 
-def test_random_tokens_never_show_a_broken_character(plain: LiveServer) -> None:
-    """A random model writes random bytes: streamed pieces add up, and are always whole text."""
+# ---------------------------------------------------------------- characters of several tokens
+
+TEXT = "Grüße, 世界! 🌍🙂 e\u0301 日本 end"
+
+
+class Scripted:
+    """An executor that runs every step and then says the tokens of a script instead, or its own
+    where there is none; it keeps what was said."""
+
+    def __init__(self, inner: Any, script: list[int] | None) -> None:
+        self._inner = inner
+        self._script = script
+        self.said: list[int] = []
+
+    def collect(self, step_id: StepId) -> StepResult:
+        result: StepResult = self._inner.collect(step_id)
+        return replace(result, sequences=tuple(self._say(s) for s in result.sequences))
+
+    def _say(self, one: SequenceResult) -> SequenceResult:
+        if one.token_id is None:
+            return one
+        token_id = one.token_id if self._script is None else self._script[len(self.said)]
+        self.said.append(token_id)
+        return replace(one, token_id=token_id)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.fixture
+def says(plain: LiveServer) -> Iterator[Callable[[list[int] | None], Scripted]]:
+    loop = plain.engine.loop
+    inner = loop.executor
+
+    def script(token_ids: list[int] | None) -> Scripted:
+        loop.executor = Scripted(inner, token_ids)
+        return loop.executor
+
+    yield script
+    loop.executor = inner
+
+
+def streamed(server: LiveServer, **more: Any) -> list[str]:
+    """The text of each event."""
+    body = {"prompt": "x", "ignore_eos": True, "stream": True, **more}
+    with server.http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: {")]
+    return [json.loads(line)["choices"][0]["text"] for line in lines]
+
+
+def cut_script(server: LiveServer) -> list[int]:
+    """Tokens of TEXT; nearly each character beyond ASCII is cut into several of them."""
+    tokenizer = server.engine.tokenizer
+    assert tokenizer is not None
+    ids = tokenizer.encode(TEXT)
+    cuts = [i for i in range(len(ids)) if tokenizer.decode(ids[:i]).endswith(REPLACEMENT)]
+    assert len(cuts) >= 10, "the tokens cut no characters: the test would prove nothing"
+    return ids
+
+
+def test_a_character_is_shown_when_its_last_byte_has_come(
+    plain: LiveServer, says: Callable[[list[int] | None], Scripted]
+) -> None:
+    """For an answer that ends anywhere, inside a character too: no piece shows a broken one."""
+    ids = cut_script(plain)
+    for length in range(1, len(ids) + 1):
+        said = says(ids[:length]).said
+        pieces = streamed(plain, max_tokens=length)
+        assert said == ids[:length]
+        assert not any(REPLACEMENT in piece for piece in pieces)
+        text = "".join(pieces)
+        assert TEXT.startswith(text)
+        assert text == plain.engine.tokenizer.decode(said).rstrip(REPLACEMENT)
+    assert text == TEXT
+
+
+def test_decoding_token_by_token_is_noticed(
+    plain: LiveServer,
+    says: Callable[[list[int] | None], Scripted],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Negative control: each token decoded alone shows broken characters."""
+
+    class TokenByToken(IncrementalDetokenizer):
+        def push(self, token_id: int) -> str:
+            return self._decode([token_id])
+
+    monkeypatch.setattr(engine, "IncrementalDetokenizer", TokenByToken)
+    ids = cut_script(plain)
+    says(ids)
+    pieces = streamed(plain, max_tokens=len(ids))
+    assert any(REPLACEMENT in piece for piece in pieces)
+    assert "".join(pieces) != TEXT
+
+
+def test_random_bytes_stream_as_they_decode(
+    plain: LiveServer, says: Callable[[list[int] | None], Scripted]
+) -> None:
+    """A random model writes bytes that make no characters: pieces add up to the text of its
+    tokens, with replacement signs where they are real."""
+    tokenizer = plain.engine.tokenizer
+    assert tokenizer is not None
+    num_signs = 0
     for seed in range(5):
-        body = {
-            "prompt": "x",
-            "max_tokens": 60,
-            "temperature": 2.0,
-            "seed": seed,
-            "ignore_eos": True,
-        }
-        whole = plain.post("/v1/completions", body).json()["choices"][0]["text"]
-        pieces = []
-        with plain.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
-                    pieces.append(json.loads(line[6:])["choices"][0]["text"])
-        assert "".join(pieces) == whole
-        assert whole.encode("utf-8").decode("utf-8") == whole
+        said = says(None).said
+        text = "".join(streamed(plain, max_tokens=60, temperature=2.0, seed=seed))
+        assert len(said) == 60
+        whole = tokenizer.decode(said)
+        assert whole.startswith(text) and not whole[len(text) :].strip(REPLACEMENT)
+        num_signs += text.count(REPLACEMENT)
+    assert num_signs > 10

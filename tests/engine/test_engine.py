@@ -61,6 +61,7 @@ def test_close_tells_everybody(tiny: TinyEngine) -> None:
     for waiter in waiters:
         assert waiter.ended.is_set()
         assert waiter.reason is FinishReason.ABORT
+        assert isinstance(waiter.pieces[-1].error, EngineStoppedError)
     tiny.engine.cache.check_integrity()
     with pytest.raises(EngineStoppedError):
         tiny.engine.generate(long_ask(), Waiter())
@@ -86,6 +87,34 @@ def test_cancel_gives_a_last_piece_and_all_blocks(tiny: TinyEngine) -> None:
     tiny.engine.cancel(ids[0])
     tiny.run()
     assert waiters[1].reason is FinishReason.LENGTH
+
+
+def num_held(tiny: TinyEngine) -> int:
+    return sum(group.num_held for group in tiny.engine.cache.stats().groups)
+
+
+@pytest.mark.parametrize("state", ["prefilling", "decoding"])
+def test_blocks_are_back_in_the_step_after_a_cancellation(
+    checkpoint: Path, key_file: Path, state: str
+) -> None:
+    """Another request goes on meanwhile; after one step only its blocks are held."""
+    tiny = TinyEngine(checkpoint, key_file, num_blocks=60, max_num_batched_tokens=64)
+    tiny.engine.generate_later(long_ask(20, 300), Waiter())
+    waiter = Waiter()
+    gone = tiny.engine.generate_later(long_ask(200, 100), waiter)
+    num_steps = 2 if state == "prefilling" else 8
+    for _ in range(num_steps):
+        tiny.engine.step()
+    assert bool(waiter.pieces and waiter.pieces[-1].token_ids) is (state == "decoding")
+    other = -(-(20 + num_steps - 1) // 16)  # its prompt in the first step, then a token in each
+    assert num_held(tiny) > other + 2
+    tiny.engine.cancel(gone)
+    assert waiter.reason is None
+    tiny.engine.step()
+    assert waiter.reason is FinishReason.ABORT
+    assert num_held(tiny) == -(-(20 + num_steps) // 16)
+    tiny.run()
+    tiny.close()
 
 
 def test_a_request_cancelled_before_its_first_step_is_told(tiny: TinyEngine) -> None:

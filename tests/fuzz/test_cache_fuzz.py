@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from model.naive_cache import NaiveBlock, NaiveCache, NaiveTable
+from model.naive_cache import NaiveBlock, NaiveCache, NaiveCopy, NaiveTable
 from model.seeds import fuzz_seeds
 from pagemill import CacheConfig, CacheManager, LayerGroup
 from pagemill._native import chain_hash
+from pagemill.cache.prefix_index import PrefixMatch
 from pagemill.cache.testing import evictable_blocks
 from pagemill.core.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from pagemill.core.step import BlockCopy
@@ -72,16 +73,20 @@ class Harness:
         windows = list(self.random.choice(WINDOWS))
         num_blocks = [self.random.randrange(4, 40) for _ in windows]
         groups = tuple(LayerGroup(f"g{i}", (i,), w) for i, w in enumerate(windows))
-        config = CacheConfig(groups, tuple(num_blocks), B)
+        index = self.random.choice(("flat", "radix", "radix"))
+        config = CacheConfig(groups, tuple(num_blocks), B, prefix_index=index)
         roots = [CacheManager(config).namespace(salt=salt) for salt in ("", "other")]
         self.shadow = Shadow(roots, [window is None for window in windows])
         self.real = CacheManager(config, on_event=self.shadow)
-        self.naive = NaiveCache(num_blocks, windows, B)
+        self.naive = NaiveCache(num_blocks, windows, B, is_radix=index == "radix")
+        self.closing: list[tuple[NaiveTable, list[list[int]]]] = []  # released, with copies left
+        self.naive_of: dict[int, NaiveBlock] = {}  # of group 0, since the last comparison
         self.roots = roots
         self.sequences: list[Sequence] = []
-        self.copies: list[tuple[tuple[BlockCopy, ...], list[tuple[int, NaiveBlock]]]] = []
+        self.copies: list[tuple[tuple[BlockCopy, ...], list[NaiveCopy]]] = []
         self.kv: list[dict[int, list[int]]] = [{} for _ in windows]
         self.known: list[list[int]] = [[]]
+        self.num_copies = self.num_refused = self.num_partial = 0
         self.weights = [self.random.choice((0, 1, 3, 6)) for _ in OPERATIONS]
         self.weights[:3] = [
             weight + base for weight, base in zip(self.weights, (2, 6, 6), strict=False)
@@ -117,13 +122,20 @@ class Harness:
             return self.do_release()
         tokens, namespace = list(self.prompt()), self.random.choice(self.roots[:1] * 3 + self.roots)
         match = self.real.peek_match(array("I", tokens), namespace)
-        assert match.num_tokens == self.naive.match(tokens, namespace)  # invariant 6
+        assert match.num_tokens == self.naive.exact_match(tokens, namespace)  # invariant 6
         assert match.num_tokens <= max(0, len(tokens) - 1)  # invariant 10
+        self.num_partial += match.num_tokens % B > 0
         table = self.real.open(match, namespace)
-        naive = self.naive.open(tokens, namespace)
+        naive = self.naive.open(tokens, namespace, self.source(match))
         sequence = Sequence(table, naive, namespace, tokens, match.num_tokens)
         self.sequences.append(sequence)
         self.check_kv(sequence)
+
+    def source(self, match: PrefixMatch) -> NaiveBlock | None:
+        """The block that is partly matched."""
+        if match.num_tokens % B == 0:
+            return None
+        return self.naive_of[match.block_ids(GroupId(0))[-1]]
 
     def pick(self) -> Sequence | None:
         return self.random.choice(self.sequences) if self.sequences else None
@@ -139,8 +151,10 @@ class Harness:
         naive = self.naive.extend(sequence.naive, wanted)
         assert (real is None) == (naive is None)
         if real is None or naive is None:
+            self.num_refused += 1
             return
-        assert [c.group for c in real] == [group for group, _ in naive]
+        assert [c.group for c in real] == [group for group, _, _ in naive]
+        self.num_copies += len(real)
         if real:
             self.copies.append((real, naive))
         for copied in real:
@@ -181,6 +195,10 @@ class Harness:
             return
         self.sequences.remove(sequence)
         self.known.append(sequence.tokens)
+        tables = self.real.block_tables([sequence.table])
+        if sequence.naive.num_copies:
+            ids = [[int(block) for block in table.block_ids] for table in tables]
+            self.closing.append((sequence.naive, ids))
         self.real.release(sequence.table)
         self.naive.release(sequence.naive)
 
@@ -204,8 +222,12 @@ class Harness:
         length = len(tokens) + self.random.randrange(40)
         match = self.real.peek_match(array("I", tokens), namespace)
         says = self.real.can_admit(match, length, reserve_blocks=reserve, chunk_tokens=chunk)
-        trial = copy.deepcopy(self.naive)
-        table, fits = trial.open(tokens, namespace), True
+        if self.random.random() < 0.3:
+            floored = self.real.floor_match(match)
+            assert floored.num_tokens == match.num_tokens // B * B
+            assert self.real.can_admit(floored, length) or not self.real.can_admit(match, length)
+        trial, source = copy.deepcopy((self.naive, self.source(match)))
+        table, fits = trial.open(tokens, namespace, source), True
         tokens = tokens + [9] * length
         while fits and table.num_committed < length:
             until = min(length, table.num_committed + (chunk or length))
@@ -271,6 +293,15 @@ class Harness:
         for sequence in self.sequences:
             real += [int(b) for b in self.real.block_tables([sequence.table])[g].block_ids]
             naive += sequence.naive.blocks[g]
+        self.closing = [(table, ids) for table, ids in self.closing if table.num_copies]
+        for table, ids in self.closing:
+            real += ids[g]
+            naive += table.blocks[g]
+        for copies, twins in self.copies:
+            real += [c.source for c in copies if c.group == g]
+            naive += [source for group, source, _ in twins if group == g]
+        if g == 0:
+            self.naive_of = dict(zip(real, naive, strict=True))
         pairs = {(block, id(twin)) for block, twin in zip(real, naive, strict=True)}
         assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
         assert all((a == 0) == (b == id(None)) for a, b in pairs)
@@ -279,3 +310,16 @@ class Harness:
 @pytest.mark.parametrize("seed", fuzz_seeds(40))
 def test_real_and_naive_agree(seed: int) -> None:
     Harness(seed).run(300)
+
+
+def test_the_operations_reach_what_they_are_for() -> None:
+    """Over a few fixed seeds: hits, partly matched blocks, evictions, copies, refusals."""
+    runs = [Harness(seed) for seed in range(20)]
+    for harness in runs:
+        harness.run(200)
+    stats = [harness.real.stats() for harness in runs]
+    assert sum(one.num_hit_tokens > 0 for one in stats) >= 4
+    assert sum(any(group.num_evicted for group in one.groups) for one in stats) >= 4
+    assert sum(harness.num_copies > 0 for harness in runs) >= 3
+    assert sum(harness.num_refused > 0 for harness in runs) >= 3
+    assert sum(harness.num_partial > 0 for harness in runs) >= 3

@@ -89,6 +89,16 @@ class Traffic:
             )
             assert (request.num_cached_tokens or 0) < len(prompt)
         assert self.bench.num_held_blocks() == 0
+        if not self.aborted:
+            self.check_work()
+
+    def check_work(self) -> None:
+        """Every token is computed once, less the hits, and again what a preemption lost."""
+        stats = self.bench.scheduler.stats
+        needed = sum(len(prompt) + max_tokens - 1 for _, prompt, max_tokens in self.requests)
+        computed = sum(plan.num_tokens for plan in self.bench.plans)
+        assert computed == needed - stats.num_hit_tokens + stats.num_recomputed_tokens
+        assert stats.num_finished == len(self.requests)
 
 
 @pytest.mark.parametrize("seed", fuzz_seeds(NUM_RUNS))
@@ -96,6 +106,19 @@ def test_random_traffic_gives_the_outputs_of_no_cache(seed: int) -> None:
     traffic = Traffic(seed)
     traffic.run()
     traffic.check_end()
+
+
+def test_the_traffic_reaches_what_it_is_for() -> None:
+    """Over a few fixed seeds: preemptions, hits and aborts; else it proves little."""
+    runs = [Traffic(seed) for seed in range(12)]
+    for traffic in runs:
+        traffic.run()
+    stats = [traffic.bench.scheduler.stats for traffic in runs]
+    assert sum(one.num_preemptions > 0 for one in stats) >= 3
+    assert sum(one.num_hit_tokens > 0 for one in stats) >= 3
+    assert sum(one.num_aborted > 0 for one in stats) >= 3
+    assert sum(not traffic.aborted for traffic in runs) >= 3, "the work of these is counted"
+    assert sum(len(traffic.requests) for traffic in runs) > 300
 
 
 @pytest.mark.parametrize("seed", fuzz_seeds(NUM_RUNS))

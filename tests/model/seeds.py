@@ -16,3 +16,10 @@ def fuzz_seeds(count: int) -> list[int]:
     shared = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(random.SystemRandom().random())
     stream = random.Random(shared)
     return [stream.randrange(1 << 40) for _ in range(max(1, round(count * scale)))]
+
+
+def fresh_seed() -> int:
+    """One seed, for a test that draws inside itself; it must print it."""
+    if "PAGEMILL_SEED" in os.environ:
+        return int(os.environ["PAGEMILL_SEED"])
+    return random.SystemRandom().randrange(1 << 40)

@@ -32,9 +32,11 @@ def start(cache: CacheManager, prompt: array) -> TableId:
 
 
 def run(cache: CacheManager, prompt: array) -> TableId:
-    """Opens, computes everything, commits."""
+    """Opens, copies, computes everything, commits."""
     table = start(cache, prompt)
-    assert cache.extend(table, len(prompt)) == ()
+    copies = cache.extend(table, len(prompt))
+    assert copies is not None
+    cache.release_copies(copies)
     cache.commit(table, prompt, len(prompt))
     return table
 

@@ -49,7 +49,7 @@ def real_hits(
     trace: Trace, eviction: str, num_blocks: int, block_tokens: int = BLOCK_TOKENS
 ) -> list[int]:
     """Hit blocks of each request by the compiled cache, which must be whole at the end."""
-    core = CacheCore([num_blocks + 1], [0], 1, True, False, eviction, block_tokens)
+    core = CacheCore([num_blocks + 1], [0], 1, True, False, False, eviction, block_tokens)
     hits = core.replay(
         trace.token_ids, trace.start, trace.times_ns, trace.has_tool_calls, add_last_token=True
     )

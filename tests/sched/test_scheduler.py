@@ -1,5 +1,7 @@
 """The scheduler as stories: who gets tokens, who waits, who is thrown out and comes back."""
 
+from itertools import pairwise
+
 import pytest
 
 from model.reading_executor import continuation
@@ -113,15 +115,26 @@ def test_many_long_prompts_do_not_starve_a_short_one() -> None:
     assert short.status is RequestStatus.FINISHED
 
 
-def test_two_giants_both_finish_with_few_preemptions() -> None:
-    """Two prompts of 70 % of the pool each, with long outputs."""
+def test_two_giants_grow_into_each_other_and_both_finish() -> None:
+    """Both start with 40 % of the pool each and grow to 80 %: one must give way, once."""
+    bench = Bench(num_blocks=101, max_num_batched_tokens=256)
+    giants = [bench.add(prompt(640, first=i), max_tokens=640) for i in (0, 500)]
+    bench.run()
+    for giant, first in zip(giants, (0, 500), strict=True):
+        assert output_of(giant) == continuation(prompt(640, first=first), 640)
+    assert (giants[0].num_preemptions, giants[1].num_preemptions) == (0, 1)
+    assert bench.scheduler.stats.num_recomputed_tokens <= 1600 - 640
+
+
+def test_two_giants_that_never_fit_together_run_one_after_another() -> None:
+    """Prompts of 70 % of the pool each: the second starts when the first has ended."""
     bench = Bench(num_blocks=101, max_num_batched_tokens=256)
     giants = [bench.add(prompt(1120, first=i), max_tokens=400) for i in (0, 500)]
     bench.run()
     for giant, first in zip(giants, (0, 500), strict=True):
         assert output_of(giant) == continuation(prompt(1120, first=first), 400)
-    assert giants[0].num_preemptions == 0
-    assert bench.scheduler.stats.num_preemptions <= 2
+    assert bench.scheduler.stats.num_preemptions == 0
+    assert all(len(plan.sequences) == 1 for plan in bench.plans)
 
 
 def test_two_growing_requests_preempt_the_newer_one_only() -> None:
@@ -133,6 +146,49 @@ def test_two_growing_requests_preempt_the_newer_one_only() -> None:
     assert 1 <= new.num_preemptions <= 4
     assert output_of(old) == continuation(prompt(100), 180)
     assert output_of(new) == continuation(prompt(100, first=500), 180)
+
+
+@pytest.mark.parametrize("prefix_index", ["flat", "off"])
+@pytest.mark.parametrize(
+    ("num_blocks", "num_requests", "max_tokens"), [(12, 8, 90), (20, 24, 200)], ids=["12", "20"]
+)
+def test_a_crowd_in_a_tiny_pool_does_little_work_twice(
+    prefix_index: str, num_blocks: int, num_requests: int, max_tokens: int
+) -> None:
+    """Counted, not timed: work done twice is less than the work, and the first loses nothing."""
+    bench = Bench(num_blocks=num_blocks, prefix_index=prefix_index)
+    firsts = range(0, 7 * num_requests, 7)
+    requests = [bench.add(prompt(10, first), max_tokens) for first in firsts]
+    bench.run()
+    for request, first in zip(requests, firsts, strict=True):
+        assert output_of(request) == continuation(prompt(10, first), max_tokens)
+    stats = bench.scheduler.stats
+    needed = num_requests * (10 + max_tokens - 1)
+    computed = sum(plan.num_tokens for plan in bench.plans)
+    assert computed == needed + stats.num_recomputed_tokens
+    assert 0 < stats.num_recomputed_tokens < needed
+    assert stats.num_recomputed_tokens == sum(r.num_recomputed_tokens for r in requests)
+    assert requests[0].num_preemptions == 0
+    assert max(request.num_preemptions for request in requests) <= 3
+    assert 0 < stats.num_preemptions <= 3 * num_requests
+
+
+def test_each_return_gets_a_fifth_further() -> None:
+    """A preempted request waits for more than one block: otherwise it comes back only to be thrown
+    out again after 16 tokens, and what it computes twice grows with the square of its length."""
+    bench = Bench(num_blocks=201, max_num_seqs=32, prefix_index="off")
+    requests = [bench.add(prompt(16, 7 * i), max_tokens=600) for i in range(32)]
+    lengths: dict[int, list[int]] = {request.sequence_id: [] for request in requests}
+    while bench.scheduler.has_work:
+        bench.step()
+        for request in requests:
+            seen = lengths[request.sequence_id]
+            if request.num_preemptions > len(seen):
+                seen.append(request.num_tokens)
+    gains = [b / a for row in lengths.values() for a, b in pairwise(row)]
+    assert len(gains) >= 5, "several came back more than once"
+    assert min(gains) >= 1.2
+    assert bench.scheduler.stats.num_recomputed_tokens < 32 * 616 / 2
 
 
 def test_preempted_request_keeps_its_place() -> None:

@@ -7,10 +7,13 @@ States, and the call of ``CacheManager`` that moves a block from one to the next
     HELD            HELD + hash     commit: its last token is computed; from now on findable and
                                     never written again
     HELD            EMPTY           the last release, never published
+    HELD            EVICTABLE tail  the same, radix index: partly filled, in the tree, no hash; a
+                                    taker copies it, a run that goes on from it displaces it
     HELD + hash     EVICTABLE       the last release, tail of a table first
     EVICTABLE       HELD + hash     open, of a match
     EVICTABLE       EMPTY           extend or evict: index entry dropped, event written
-    HELD, ref > 1   a second HELD   extend, before the block is written: a BlockCopy of the plan
+    HELD, ref > 1,  a second HELD   extend, before the block is written: a BlockCopy of the plan
+    or cached
 
 Two blocks of the same content. Two sequences that compute the same tokens at the same time fill two
 blocks with them. They are not merged: a table that a running step reads must not change under it.

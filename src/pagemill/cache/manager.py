@@ -29,7 +29,8 @@ class CacheManager:
     2. ``extend`` gives slots or changes nothing. It must precede every write, also after ``fork``.
     3. Only ``commit`` publishes, and only blocks whose last token is computed.
     4. Blocks that a running step reads or writes stay held: release a table after its last step is
-       collected. The source of a copy is held until ``release_copies``.
+       collected. The source of a copy is held until ``release_copies``, and so is all that a table
+       holds that was released before.
     5. Each call is whole: a wrong one raises AssertionError and changes nothing.
 
     Token ids are any flat buffer of u32: ``array('I')`` or numpy uint32. Not for several threads.
@@ -56,7 +57,8 @@ class CacheManager:
             config.num_blocks,
             [group.window or 0 for group in config.groups],
             config.block_size,
-            config.prefix_index == "flat",
+            config.prefix_index != "off",
+            config.prefix_index == "radix",
             on_event is not None,
             config.eviction,
         )
@@ -73,6 +75,11 @@ class CacheManager:
         """The longest cached prefix of ``token_ids`` [num_tokens], at most num_tokens - 1."""
         native = self._core.peek_match(token_ids, namespace)
         return PrefixMatch(native.num_tokens, namespace, native)
+
+    def floor_match(self, match: PrefixMatch) -> PrefixMatch:
+        """The whole blocks of ``match``: what a pool can take that has no room for a copy."""
+        native = self._core.floor(match.native)
+        return PrefixMatch(native.num_tokens, match.namespace, native)
 
     def can_admit(
         self,

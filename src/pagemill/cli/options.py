@@ -12,12 +12,11 @@ from pagemill.core.config import (
     DTYPES,
     KV_FORMATS,
     POLICIES,
-    PREFIX_INDEXES,
     EngineConfig,
     ServerConfig,
 )
 from pagemill.core.errors import ConfigError
-from pagemill.core.layers import BLOCK_SIZES, EVICTIONS
+from pagemill.core.layers import BLOCK_SIZES, EVICTIONS, PREFIX_INDEXES
 from pagemill.core.units import parse_bytes
 
 
@@ -99,7 +98,7 @@ ENGINE_OPTIONS = (
         "prefix_index",
         ("--prefix-index",),
         str,
-        "how shared prefixes are found (flat)",
+        "how shared prefixes are found: radix to the token, flat in whole blocks (radix)",
         _one_of(PREFIX_INDEXES),
     ),
     Option(
@@ -158,6 +157,19 @@ SERVER_OPTIONS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A yes-or-no name of vLLM's for a setting that has more values here."""
+
+    target: str
+    name: str
+    yes: str
+    no: str
+
+
+SWITCHES = (Switch("prefix_index", "enable-prefix-caching", yes="radix", no="off"),)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     for title, options in (("engine", ENGINE_OPTIONS), ("server", SERVER_OPTIONS)):
         group = parser.add_argument_group(title)
@@ -170,14 +182,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                 metavar=option.metavar,
                 nargs="+" if option.many else None,
             )
-    for flag, value in (("--enable-prefix-caching", "flat"), ("--no-enable-prefix-caching", "off")):
-        parser.add_argument(
-            flag,
-            dest="prefix_index",
-            action="store_const",
-            const=value,
-            help=argparse.SUPPRESS,
-        )
+    for switch in SWITCHES:
+        for flag, value in ((f"--{switch.name}", switch.yes), (f"--no-{switch.name}", switch.no)):
+            parser.add_argument(
+                flag,
+                dest=switch.target,
+                action="store_const",
+                const=value,
+                help=argparse.SUPPRESS,
+            )
 
 
 def _checked(option: Option) -> Callable[[str], Any]:
@@ -216,26 +229,38 @@ def read_settings(parsed: argparse.Namespace) -> tuple[EngineConfig, ServerConfi
 
 
 def _from_file(path: Path) -> dict[str, Any]:
-    """Settings of a TOML file: flag names, with - or _."""
+    """Settings of a TOML file: flag names, vLLM's among them, with - or _."""
     try:
         with path.open("rb") as file:
             raw = tomllib.load(file)
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"the settings file {path} cannot be read: {error}") from error
-    by_name: dict[str, Option] = {}
-    for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS):
-        for flag in option.flags:
-            by_name[flag.removeprefix("--")] = option
+    by_name = {
+        flag.removeprefix("--"): option
+        for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS)
+        for flag in option.flags
+    }
     values: dict[str, Any] = {}
     for name, value in _flat(raw).items():
-        option_or_none = by_name.get(name.replace("_", "-"))
+        dashed = name.replace("_", "-")
+        switch = next((s for s in SWITCHES if s.name == dashed.removeprefix("no-")), None)
         if name == "model":
             values["model"] = str(value)
-        elif option_or_none is None:
-            raise ConfigError(f"{path}: there is no setting {name!r}; see pagemill serve --help")
+        elif switch is not None:
+            is_yes = _yes_or_no(path, name, value) is not dashed.startswith("no-")
+            values[switch.target] = switch.yes if is_yes else switch.no
+        elif dashed in by_name:
+            option = by_name[dashed]
+            values[option.target] = _file_value(path, name, option, value)
         else:
-            values[option_or_none.target] = _file_value(path, name, option_or_none, value)
+            raise ConfigError(f"{path}: there is no setting {name!r}; see pagemill serve --help")
     return values
+
+
+def _yes_or_no(path: Path, name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{path}: {name}: {value!r}: give true or false")
+    return value
 
 
 def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
         " CSV (lengths only); plain, .gz or .xz",
     )
     known = ",".join(INDEXES)
-    parser.add_argument("--prefix-index", default="flat", metavar="LIST", help=f"of {known}; all")
+    parser.add_argument("--prefix-index", default="radix", metavar="LIST", help=f"of {known}; all")
     parser.add_argument("--eviction", default="all", metavar="LIST", help="policies, or all")
     parser.add_argument(
         "--num-blocks",

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagemill.core.errors import ConfigError
-from pagemill.core.layers import BLOCK_SIZES, EVICTIONS
+from pagemill.core.layers import BLOCK_SIZES, EVICTIONS, PREFIX_INDEXES
 
 DTYPES = ("auto", "float32", "bfloat16")
 KV_FORMATS = ("auto", "fp32", "bf16")
-PREFIX_INDEXES = ("flat", "off")
 POLICIES = ("fcfs", "priority")
 MAX_DRAIN_S = 86_400.0
 
@@ -41,7 +40,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_queue: int = 1024
     scheduling_policy: str = "fcfs"
-    prefix_index: str = "flat"
+    prefix_index: str = "radix"
     eviction: str = "lru"
     cache_key_file: Path | None = None
     chat_template: Path | None = None
@@ -63,7 +62,7 @@ class EngineConfig:
         _at_least("kv_memory", self.kv_memory_bytes, 1)
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_queue"):
             _at_least(name, getattr(self, name), 1)
-        _at_least("num_threads", self.num_threads, 1)
+        _at_least("--threads", self.num_threads, 1)
 
 
 @dataclass(frozen=True, slots=True)

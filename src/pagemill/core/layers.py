@@ -6,6 +6,7 @@ from pagemill.core.errors import ConfigError
 from pagemill.core.units import ceil_div
 
 BLOCK_SIZES = (16, 32, 64, 128)
+PREFIX_INDEXES = ("radix", "flat", "off")
 EVICTIONS = ("lru", "lfu", "fifo", "sieve", "s3fifo", "arc", "gdsf", "reuse_rank")
 
 
@@ -33,7 +34,7 @@ class CacheConfig:
     groups: tuple[LayerGroup, ...]
     num_blocks: tuple[int, ...]
     block_size: int = 16
-    prefix_index: str = "flat"
+    prefix_index: str = "radix"
     eviction: str = "lru"
 
     def __post_init__(self) -> None:
@@ -41,8 +42,10 @@ class CacheConfig:
             raise ConfigError(f"block size {self.block_size}: choose one of {BLOCK_SIZES}")
         if not self.groups or len(self.groups) != len(self.num_blocks):
             raise ConfigError("the cache needs one number of blocks for each of its layer groups")
-        if self.prefix_index not in ("flat", "off"):
-            raise ConfigError(f"prefix index {self.prefix_index!r}: choose flat or off")
+        if self.prefix_index not in PREFIX_INDEXES:
+            raise ConfigError(
+                f"prefix index {self.prefix_index!r}: choose {', '.join(PREFIX_INDEXES)}"
+            )
         if self.eviction not in EVICTIONS:
             raise ConfigError(f"eviction {self.eviction!r}: choose one of {', '.join(EVICTIONS)}")
         for group, num_blocks in zip(self.groups, self.num_blocks, strict=True):

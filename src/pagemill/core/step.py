@@ -23,11 +23,9 @@ class SequencePlan:
     """The part of a sequence that a step computes: tokens [start, start + count).
 
     ``token_ids`` [count] are those tokens. ``sampling`` is None where the step does not reach the
-    last
-    known token, so that no logits are needed. ``history`` is the whole sequence up to and including
-    the
-    part, and is set only where sampling depends on it; its first ``num_prompt_tokens`` are the
-    prompt.
+    last known token, so that no logits are needed. ``history`` is the whole sequence up to and
+    including the part, and is set only where sampling depends on it; its first
+    ``num_prompt_tokens`` are the prompt.
     """
 
     sequence_id: SequenceId
@@ -48,8 +46,7 @@ class GroupTables:
 
     ``block_ids`` int32 [sum of lengths]; those of sequence i are [indptr[i], indptr[i + 1]).
     Entry j of a table holds the tokens [j * B, (j + 1) * B); the null block stands where a token
-    left
-    the window.
+    left the window.
     """
 
     block_ids: IntBuffer

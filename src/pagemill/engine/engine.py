@@ -27,6 +27,7 @@ from pagemill.sched.values import SequenceOutput
 LOG = logging.getLogger("pagemill.engine")
 IDLE_WAIT_S = 0.5
 STOPPED = "the server is shutting down: send the request elsewhere"
+CUT_OFF = "the server shut down before this answer was complete: send the request again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ class Engine:
         return self._idle.wait(timeout_s)
 
     def close(self) -> None:
-        """Stop at the next step; whoever still waits gets a last piece with ABORT."""
+        """Stop at the next step; whoever still waits gets a last piece with ABORT and an error."""
         self._draining = self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
@@ -242,7 +243,7 @@ class Engine:
             return
         for sequence_id in list(self._streams):
             self.scheduler.abort(sequence_id)
-        self._end_all(FinishReason.ABORT, None)
+        self._end_all(FinishReason.ABORT, EngineStoppedError(CUT_OFF))
 
     def step(self) -> bool:
         """Run one step and hand out its pieces. False where there was nothing to compute."""
@@ -314,7 +315,7 @@ class Engine:
             piece = Piece("", (), _usage(request), finish_reason=reason, error=error)
             self._hand_out(request, stream, piece)
 
-    def _end_all(self, reason: FinishReason, error: Exception | None) -> None:
+    def _end_all(self, reason: FinishReason, error: Exception) -> None:
         """A last piece for everybody; one receiver that fails does not stop the others."""
         self._has_ended = True
         for sequence_id in list(self._streams):

@@ -1,6 +1,6 @@
 """Floor 2: KV layout and formats, attention, sampling. Torch starts here.
 
-``PAGEMILL_ISA`` (portable, avx2, avx512) takes an instruction set other than the best one.
+``PAGEMILL_ISA`` (portable, avx2, avx512, amx) takes an instruction set other than the best one.
 """
 
 import os

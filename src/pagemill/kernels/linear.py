@@ -6,9 +6,6 @@ from torch.nn import functional
 
 from pagemill import _native
 
-FEW_TOKENS = 32
-"""Up to so many rows the compiled product reads bfloat16 weights directly. It needs half the bytes
-of float32; for more rows the weight is widened once and torch's float32 product is faster."""
 HAS_BF16_PRODUCT: bool = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 """The processor multiplies bfloat16 itself; then torch's product of many rows is twice as fast."""
 
@@ -17,13 +14,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """float32 [T, N] of ``x`` float32 [T, K], ``weight`` [N, K] and ``bias`` float32 [N].
 
     Many rows of bfloat16 weights are multiplied in bfloat16 where the processor does that itself
-    (AVX512-BF16 or AMX), else as float32. With bfloat16 weights and at most ``FEW_TOKENS`` rows a
-    row's result does not depend on the others; torch's products round differently with the number
-    of rows.
+    (AVX512-BF16 or AMX), else as float32. Few rows (``linear_tokens``) go through the compiled
+    product, which reads the weights once as they lie; there a row's result does not depend on the
+    others, while torch's products round differently with the number of rows.
     """
     if weight.dtype != torch.bfloat16:
         return functional.linear(x, weight, bias)
-    if x.shape[0] <= FEW_TOKENS:
+    if x.shape[0] <= _native.linear_tokens():
         out = linear_bf16(x, weight)
     elif HAS_BF16_PRODUCT:
         out = functional.linear(x.bfloat16(), weight).float()

@@ -23,8 +23,7 @@ class TokenBatch:
     """The tokens of a step, packed, sequence after sequence.
 
     ``token_ids`` int64 [T], ``positions`` int32 [T]; per layer group ``slots`` int32 [T] says where
-    a
-    token's KV is written and ``attention`` which blocks its sequence reads.
+    a token's KV is written and ``attention`` which blocks its sequence reads.
     """
 
     token_ids: torch.Tensor

@@ -8,6 +8,7 @@ come back are all the same case: num_computed_tokens is behind num_tokens.
 from dataclasses import dataclass, field
 
 from pagemill.cache.manager import CacheManager
+from pagemill.cache.prefix_index import PrefixMatch
 from pagemill.core.errors import QueueFullError, TooLongError
 from pagemill.core.request import FinishReason, Request, RequestStatus
 from pagemill.core.step import (
@@ -17,8 +18,8 @@ from pagemill.core.step import (
     StepPlan,
     StepResult,
 )
-from pagemill.core.types import GroupId, IntBuffer, SequenceId, StepId
-from pagemill.core.units import ceil_div
+from pagemill.core.types import SequenceId, StepId
+from pagemill.sched.admission import Admission
 from pagemill.sched.budget import TokenBudget
 from pagemill.sched.parts import fresh_scores, sequence_plan
 from pagemill.sched.preemption import choose_victim
@@ -238,7 +239,9 @@ class Scheduler:
     # ------------------------------------------------------------ admission
 
     def _admit(self, planned: dict[SequenceId, _Planned], budget: TokenBudget, now_ns: int) -> None:
-        reserve = self._blocks_still_needed() if len(self._waiting) else 0
+        admission = Admission(
+            self.cache, self._running, chunk_tokens=self.config.max_num_batched_tokens
+        )
         for request in list(self._waiting)[:MAX_LOOK_AHEAD]:
             if len(self._running) >= self.config.max_num_seqs or budget.left == 0:
                 return
@@ -246,31 +249,17 @@ class Scheduler:
             lane = budget.left if fast else budget.main
             if lane == 0:
                 continue  # a long prompt waits for the main lane; short ones may pass it
-            if not self._try_start(request, reserve, planned, budget, lane, fast, now_ns):
+            match = admission.match(request)
+            if match is None:
                 return  # too few blocks: nobody overtakes, so that the head cannot starve
-            reserve += self._growth(request)
+            self._start(request, match, now_ns)
+            count = min(request.num_missing_tokens, lane)
+            if not self._plan_one(request, count, planned, budget, from_fast=fast):
+                return
+            admission.started(request)
 
-    def _try_start(
-        self,
-        request: Request,
-        reserve: int,
-        planned: dict[SequenceId, _Planned],
-        budget: TokenBudget,
-        lane: int,
-        fast: bool,
-        now_ns: int,
-    ) -> bool:
-        cache = self.cache
-        match = cache.peek_match(self._matchable(request), request.namespace)
-        fits = cache.can_admit(
-            match,
-            request.num_tokens + 1,
-            reserve_blocks=reserve if self._running else 0,
-            chunk_tokens=self.config.max_num_batched_tokens,
-        )
-        if not fits:
-            return False
-        request.table_id = cache.open(
+    def _start(self, request: Request, match: PrefixMatch, now_ns: int) -> None:
+        request.table_id = self.cache.open(
             match, request.namespace, is_resumed=request.num_preemptions > 0
         )
         self._count_hits(request, match.num_tokens)
@@ -280,11 +269,6 @@ class Scheduler:
             request.first_scheduled_ns = now_ns
         self._waiting.remove(request)
         self._running.append(request)
-        count = min(request.num_missing_tokens, lane)
-        return self._plan_one(request, count, planned, budget, from_fast=fast)
-
-    def _matchable(self, request: Request) -> IntBuffer:
-        return request.token_ids[:1] if request.skip_cache_read else request.token_ids
 
     def _count_hits(self, request: Request, num_hit_tokens: int) -> None:
         """A first admission counts hits; a return only lessens what must be computed again."""
@@ -296,17 +280,6 @@ class Scheduler:
         kept = min(num_hit_tokens, request.num_recomputed_tokens)
         request.num_recomputed_tokens -= kept
         self.stats.num_recomputed_tokens -= kept
-
-    def _blocks_still_needed(self) -> int:
-        return sum(self._growth(request) for request in self._running)
-
-    def _growth(self, request: Request) -> int:
-        """Blocks that a running request will soon need: its known tokens and one block more."""
-        assert request.table_id is not None or request.status is not RequestStatus.RUNNING
-        if request.table_id is None:
-            return 0
-        held = self.cache.num_blocks(request.table_id, GroupId(0))
-        return max(0, ceil_div(request.num_tokens, self.cache.config.block_size) + 1 - held)
 
     # ------------------------------------------------------------ emit and apply
 

@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from pagemill.core.config import ServerConfig
-from pagemill.core.errors import PagemillError, RequestError
-from pagemill.engine.engine import Engine, Generate
+from pagemill.core.errors import EngineStoppedError, PagemillError, RequestError
+from pagemill.engine.engine import STOPPED, Engine, Generate
 from pagemill.models.template import ChatTemplate
 from pagemill.server.answers import Answers
 from pagemill.server.chat import Chat
@@ -94,6 +94,10 @@ class App:
                 return error_response(error)
             except ClientDisconnect:
                 return Response(status_code=499)
+            except asyncio.CancelledError:  # the end of the process, and its body never came
+                if not self._engine.is_draining:
+                    raise
+                return error_response(EngineStoppedError(STOPPED))
 
         return guarded
 

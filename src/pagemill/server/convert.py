@@ -55,18 +55,24 @@ class Converter:
             add_generation_prompt=add_generation_prompt,
             variables=variables,
         )
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(text, name="messages", add_special_tokens=False)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; a text that cannot fit is refused before it is tokenized."""
+    def encode(
+        self, text: str, *, name: str = "prompt", add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids; a text that cannot fit is refused before it is tokenized. ``name`` is the
+        field it came in."""
         longest = self._max_model_len * self._tokenizer.max_token_characters
         if len(text) > longest:
             raise RequestError(
                 f"the prompt has {len(text)} characters, more than {self._max_model_len} tokens"
                 " of context can hold: shorten it",
-                "prompt",
+                name,
             )
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except RequestError as error:
+            raise RequestError(f"{name}: {error}", name) from error
 
     def prompts(self, body: CompletionBody) -> list[list[int]]:
         """One list of token ids per prompt, whatever form they came in."""
@@ -102,10 +108,8 @@ class Converter:
 
     def completion(self, body: CompletionBody) -> list[Generate]:
         """One ask per prompt."""
-        max_tokens = _limit(body, 16)
         echo = bool(body.echo)
-        if max_tokens == 0 and not echo:
-            raise RequestError("max_tokens is 0: ask for at least 1, or set echo", "max_tokens")
+        max_tokens = _limit(body, 16, may_be_0=echo)
         _check_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
         sampling = self._sampling(
             body,
@@ -116,8 +120,6 @@ class Converter:
 
     def chat(self, body: ChatBody) -> Generate:
         max_tokens = _limit(body, None)
-        if max_tokens == 0:
-            raise RequestError("max_tokens is 0: ask for at least 1", "max_tokens")
         _check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
         if body.top_logprobs and not body.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
@@ -145,7 +147,9 @@ class Converter:
                 f"{len(stop_ids)} stop_token_ids: at most {MAX_STOP_TOKEN_IDS}", "stop_token_ids"
             )
         self.check_ids(stop_ids, "stop_token_ids")
+        _check_utf8("stop", "".join(stop))
         _check_utf8("cache_salt", body.cache_salt)
+        _check_utf8("request_id", body.request_id)
         _check_range("priority", body.priority, -(1 << 31), (1 << 31) - 1)
         return Generate(
             token_ids=token_ids,
@@ -157,6 +161,7 @@ class Converter:
             priority=body.priority,
             salt=body.cache_salt or "",
             skip_special_tokens=body.skip_special_tokens,
+            request_id=body.request_id,
         )
 
     def _sampling(
@@ -196,11 +201,16 @@ class Converter:
         return tuple(out)
 
 
-def _limit(body: CompletionBody | ChatBody, default: int | None) -> int | None:
+def _limit(
+    body: CompletionBody | ChatBody, default: int | None, *, may_be_0: bool = False
+) -> int | None:
     """max_completion_tokens wins over max_tokens; null means the default of each."""
     value = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     _check_range(name, value, 0, 1 << 31)
+    if value == 0 and not may_be_0:
+        way_out = ", or set echo" if isinstance(body, CompletionBody) else ""
+        raise RequestError(f"{name} is 0: ask for at least 1{way_out}", name)
     return default if value is None else value
 
 
@@ -213,4 +223,4 @@ def _check_utf8(name: str, text: str | None) -> None:
     try:
         (text or "").encode("utf-8")
     except UnicodeEncodeError as error:
-        raise RequestError(f"{name} is no valid Unicode", name) from error
+        raise RequestError(f"{name} holds a lone surrogate: send valid UTF-8", name) from error

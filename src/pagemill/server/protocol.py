@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pagemill.core.errors import RequestError
 
@@ -41,6 +41,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def null_means_the_default(cls, value: Any) -> Any:
+        """Clients write null for what they do not set."""
+        if not isinstance(value, dict):
+            return value
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {k: v for k, v in value.items() if v is not None or k not in optional}
 
 
 class StreamOptions(_Body):
@@ -148,10 +157,21 @@ def _same(value: Any, allowed: Any) -> bool:
     return bool(value == allowed) and isinstance(value, bool) == isinstance(allowed, bool)
 
 
+_FORMS: Mapping[str, str] = {
+    "prompt": (
+        "give a text, a list of texts, a list of token ids (0 or more), or a list of such lists"
+    ),
+    "stop": "give a text or a list of texts",
+}
+"""What may stand in fields of several forms: pydantic speaks of each form apart."""
+
+
 def _first_problem(error: ValidationError) -> RequestError:
     problem = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in problem["loc"]) or "body"
     field = str(problem["loc"][0]) if problem["loc"] else None
+    if field is not None and field in _FORMS and problem["type"] != "missing":
+        return RequestError(f"{field}: {_FORMS[field]}", field)
     return RequestError(f"{where}: {problem['msg']}", field)
 
 

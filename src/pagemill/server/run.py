@@ -1,11 +1,16 @@
-"""Start a server: bind the port first, then load, then serve until SIGTERM drains it."""
+"""Start a server: bind the port first, then load, then serve until SIGTERM drains it.
 
+SIGTERM -> the engine takes nothing new: 503, also /health; the port stays open
+        -> what runs ends, or is told at the end of the drain time
+        -> the port closes
+"""
+
+import errno
 import logging
-import math
 import signal
 import socket
 from pathlib import Path
-from threading import current_thread, main_thread
+from threading import Thread, current_thread, main_thread
 
 import uvicorn
 
@@ -16,9 +21,13 @@ from pagemill.core.request import Request
 from pagemill.engine.build import BuiltEngine, build_engine
 from pagemill.models.weights import Progress
 from pagemill.server.app import App
+from pagemill.server.http_server import HttpProtocol, HttpServer
 from pagemill.server.metrics import Metrics
 
+LOG = logging.getLogger("pagemill.server")
 BACKLOG = 2048
+LAST_WORDS_S = 5
+"""Time for answers to reach slow clients after the engine has stopped."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -31,25 +40,23 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}):"
-            " stop what uses the port, or choose another with --port"
-        ) from error
+        words = f"cannot listen on {host}:{port} ({error.strerror or error}): "
+        raise ConfigError(words + _advice(error)) from error
     return listener
+
+
+def _advice(error: OSError) -> str:
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return "give an address of this machine with --host (127.0.0.1; 0.0.0.0 for all of them)"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "low ports need more rights; choose one above 1023 with --port"
+    return "stop what uses the port, or choose another with --port"
 
 
 def default_name(model: str) -> str:
     """The name that clients use: a short or hub name as it is, of a path only its last part."""
     path = Path(model).expanduser()
     return (path.stem if path.is_file() else path.resolve().name) if path.exists() else model
-
-
-def _outlive_signals() -> None:
-    """uvicorn raises SIGTERM and SIGINT again once it has shut down; by then the engine still has
-    to drain, so the process must survive them. In other threads signals do not arrive."""
-    if current_thread() is main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
 
 
 class RunningServer:
@@ -61,7 +68,7 @@ class RunningServer:
         self._config = config
         self._listener = bind(config.host, config.port)
         self._clock = SystemClock()
-        self._uvicorn: uvicorn.Server | None = None
+        self._drainer: Thread | None = None
         names = config.served_model_names or (default_name(engine_config.model),)
         self.model_name = names[0]
         self._metrics = Metrics(config.metrics_prefix, names[0])
@@ -84,6 +91,15 @@ class RunningServer:
             model_names=names,
             max_model_len=self.built.max_model_len,
         ).asgi()
+        settings = uvicorn.Config(
+            self.app,
+            http=HttpProtocol,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=LAST_WORDS_S,
+        )
+        self._http = HttpServer(settings, self._on_signal)
 
     @property
     def port(self) -> int:
@@ -105,25 +121,37 @@ class RunningServer:
 
     def stop(self) -> None:
         """Do what SIGTERM does; ``serve`` returns after the drain."""
-        if self._uvicorn is not None:
-            self._uvicorn.should_exit = True
+        if self._drainer is None:
+            self._drainer = Thread(target=self._drain, name="pagemill-drain", daemon=True)
+            self._drainer.start()
+
+    def _on_signal(self, number: int) -> None:
+        """SIGTERM and the first SIGINT drain; a second SIGINT ends all at once."""
+        if self._drainer is not None and number == signal.SIGINT:
+            self._http.should_exit = self._http.force_exit = True
+        self.stop()
+
+    def _drain(self) -> None:
+        """The engine first, the port last: clients are told, not cut off."""
+        engine = self.built.engine
+        LOG.info("draining for at most %g seconds", self._config.drain_timeout_s)
+        try:
+            if not engine.drain(self._config.drain_timeout_s):
+                LOG.warning("the drain time has ended: what still runs is ended with an error")
+            engine.close()
+        finally:
+            self._http.should_exit = True
 
     def serve(self) -> None:
         """Serve until SIGTERM or SIGINT; then finish what runs, within the drain time."""
-        settings = uvicorn.Config(
-            self.app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=math.ceil(self._config.drain_timeout_s),
-        )
+        if current_thread() is main_thread():  # in other threads signals do not arrive
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda number, _: self._on_signal(number))
         self.built.engine.start()
-        _outlive_signals()
-        self._uvicorn = uvicorn.Server(settings)
         try:
-            self._uvicorn.run(sockets=[self._listener])
+            self._http.run(sockets=[self._listener])
         finally:
-            logging.getLogger("pagemill.server").info("draining")
-            self.built.engine.drain(self._config.drain_timeout_s)
             self.built.engine.close()
+            if self._drainer is not None:
+                self._drainer.join()
             self._listener.close()

@@ -36,7 +36,10 @@ class PieceStreams:
 
     def _receiver(self, index: int) -> Callable[[Piece], None]:
         def receive(piece: Piece) -> None:
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, piece))
+            try:
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, piece))
+            except RuntimeError:  # the loop was closed by force: nobody reads any more
+                LOG.debug("a piece came after the end")
 
         return receive
 
@@ -102,6 +105,8 @@ class EventStream(Response):
         gone = asyncio.ensure_future(self._gone(receive))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the end of the process: nothing is left to be done here
+            LOG.warning("a client did not read its last events in time")
         finally:
             for task in (sending, gone):
                 task.cancel()
