@@ -7,7 +7,6 @@ The mix is composed here: each session of the agent trace starts at a uniform mo
 """
 
 import lzma
-import random
 import sys
 import time
 from collections.abc import Iterator
@@ -17,15 +16,15 @@ from pathlib import Path
 from common import DATA, finish, make_parser
 from pagemill.bench.replay import find_bounds, replay_cell, sizes
 from pagemill.bench.trace_formats import claude_code, mooncake
-from pagemill.bench.trace_formats.request import TraceRequest
-from pagemill.bench.traces import Trace, load_trace, make_trace
+from pagemill.bench.trace_formats.request import ReadOptions, TraceRequest
+from pagemill.bench.traces import Trace, load_trace, make_trace, spread
 
 CONVERSATION = DATA / "traces" / "mooncake_conversation.jsonl.gz"
 SESSIONS = DATA / "traces" / "claude_code_sessions.jsonl.xz"
 HOUR_S, DAY_HOURS, HOURS, SEEDS, COARSER = 3600.0, 12, (4, 6, 10), (0, 1, 2), 8
 CHAT_SIZES, MIX_SIZES = "1%,2%,5%,10%,20%", "2%,5%,10%"
 POLICIES = (
-    "lru", "fifo", "lfu", "sieve", "s3fifo", "arc", "gdsf",
+    "lru", "fifo", "lfu", "sieve", "s3fifo", "arc", "gdsf", "tlru", "lhd",
     "reuse_rank_plain", "reuse_rank",
 )  # fmt: skip
 QUICK = ("lru", "arc", "reuse_rank")
@@ -34,14 +33,9 @@ IDS_BEFORE_AGENTS = 1 << 60
 
 def agent_hour(seed: int, hour: int) -> Iterator[TraceRequest]:
     """What the agents ask in one hour of their day, with times from its start."""
-    stream = random.Random(seed)
-    starts: dict[int, float] = {}
-
-    def start_s(session: int) -> float:
-        return starts.setdefault(session, stream.uniform(0, DAY_HOURS * HOUR_S))
-
+    options = ReadOptions(start_s=spread(DAY_HOURS, seed))
     with lzma.open(SESSIONS, "rt", encoding="utf-8") as file:
-        for row in claude_code.read(file, list, start_s):
+        for row in claude_code.read(file, options):
             time_s = row.time_s - hour * HOUR_S
             if 0 <= time_s < HOUR_S:
                 ids = [IDS_BEFORE_AGENTS + i for i in row.ids[COARSER - 1 :: COARSER]]
@@ -54,7 +48,7 @@ def chat_hour(path: Path = CONVERSATION) -> Iterator[TraceRequest]:
     import gzip
 
     with gzip.open(path, "rt", encoding="utf-8") as file:
-        yield from mooncake.read(file, list)
+        yield from mooncake.read(file, ReadOptions())
 
 
 def mix(seed: int, hour: int) -> Trace:

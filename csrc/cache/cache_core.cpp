@@ -62,6 +62,7 @@ TableId CacheCore::open(const Match &match, bool is_resumed) {
     TableId id = new_table();
     Table &fresh = table(id);
     fresh.is_chain_stopped = false;
+    fresh.num_asked = match.num_asked_tokens;
     fresh.num_cached = fresh.num_committed = match.num_tokens;
     fresh.num_published = match.num_tokens / config_.block_size;
     fresh.key = match.key;
@@ -106,6 +107,7 @@ void CacheCore::release(TableId id, const RequestEnd &end) {
     Table &old = table(id);
     for (uint32_t g = 0; g < num_groups(); ++g) groups_[g]->pool.check_release(old.blocks[g]);
     old.end = end;
+    old.end.num_asked_blocks = old.num_asked ? (old.num_asked - 1) / config_.block_size : 0;
     old.is_open = false;
     old.is_closing = old.num_copies > 0;
     --num_open_;

@@ -45,7 +45,7 @@ struct Table {
     uint32_t num_copies = 0;  // of those
     RequestEnd end{};         // said at its release
     bool is_chain_stopped = false;  // a hash lied: nothing of this table is published any more
-    uint32_t num_cached = 0, num_committed = 0, num_published = 0;
+    uint32_t num_asked = 0, num_cached = 0, num_committed = 0, num_published = 0;
     Hash key{};  // of block num_published - 1, or the root
     BlockId tail = kNullBlock;  // the partly filled block whose token ids the index has noted
     std::vector<std::vector<BlockId>> blocks;  // a group

@@ -87,6 +87,16 @@ class NaiveLfu(NaivePolicy):
         return leaf.num_uses
 
 
+class NaiveTailLru(NaivePolicy):
+    def ended(self, path: Path, has_tool_calls: bool) -> None:
+        for block in path:
+            self.blocks[block].value = len(path)
+
+    def rank(self, leaf: Leaf) -> float:
+        needed = leaf.value * self.block_tokens + 512 - 2048
+        return float((leaf.position + 1) * self.block_tokens <= needed)
+
+
 class NaiveFifo(NaivePolicy):
     def rank(self, leaf: Leaf) -> float:
         return leaf.published

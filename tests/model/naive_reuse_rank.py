@@ -151,11 +151,33 @@ class NaiveShadow(NaivePolicy):
 
 
 @dataclass
+class NaiveNet:
+    """Which shadow to follow, from the lead of the second one, block by block."""
+
+    is_following: bool = False
+    asked: float = 0.0
+    missed: float = 0.0
+    leads: list[int] = field(default_factory=lambda: [0])  # since the switch
+    num_switches: int = 0
+
+    def add(self, capacity: int, asked: int, in_lru: int, in_shadow: int) -> None:
+        keep = math.exp(-(asked - in_lru) / (2.0 * capacity))
+        self.asked = self.asked * keep + asked
+        self.missed = self.missed * keep + (asked - in_lru)
+        self.leads.append(self.leads[-1] + in_shadow - in_lru)
+        extreme = max(self.leads) if self.is_following else min(self.leads)
+        in_turnover = self.asked / max(self.missed, 1.0) * capacity
+        moved = abs(self.leads[-1] - extreme) / in_turnover
+        if moved > (0.04 if self.is_following else 0.01):
+            self.is_following = not self.is_following
+            self.num_switches += 1
+            self.leads = self.leads[-1:]
+
+
+@dataclass
 class NaiveReuseRank(NaivePolicy):
     has_net: bool = False
-    is_following: bool = False
-    lead: float = 0.0
-    asked: float = 0.0
+    net: "NaiveNet" = field(default_factory=lambda: NaiveNet())
     evicted: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
@@ -170,7 +192,7 @@ class NaiveReuseRank(NaivePolicy):
         self.evicted.pop(block, None)
 
     def choose(self, leaves: list[int]) -> int:
-        if self.has_net and not self.is_following:
+        if self.has_net and not self.net.is_following:
             return min(leaves, key=lambda b: self.blocks[b].released)
         return min(leaves, key=self.model.order)
 
@@ -194,10 +216,7 @@ class NaiveReuseRank(NaivePolicy):
             return
         in_lru = self.lru.serve(0, path)
         before = next((i for i, b in enumerate(path) if b not in self.shadow.blocks), len(path))
-        keep = math.exp(-(len(path) - in_lru) / (2 * self.capacity))
-        self.lead = self.lead * keep + (before - in_lru)
-        self.asked = self.asked * keep + len(path)
-        self.is_following = self.lead > (0 if self.is_following else 0.005 * self.asked)
+        self.net.add(self.capacity, len(path), in_lru, before)
         self.model.learn(path, has_tool_calls)
         for block in self.lru.gone:
             if block not in self.blocks and block not in self.shadow.blocks:

@@ -3,9 +3,8 @@
 import random
 from dataclasses import dataclass, field
 
-import numpy
-
 from pagemill._native import CacheCore, clairvoyant_hits
+from pagemill.bench.bound import without_larger
 from pagemill.bench.trace_formats.request import TraceRequest
 from pagemill.bench.traces import Trace, make_trace
 
@@ -46,9 +45,11 @@ def branching_case(choose: random.Random, count: int) -> TraceCase:
     return case
 
 
-def real_hits(trace: Trace, eviction: str, num_blocks: int) -> list[int]:
+def real_hits(
+    trace: Trace, eviction: str, num_blocks: int, block_tokens: int = BLOCK_TOKENS
+) -> list[int]:
     """Hit blocks of each request by the compiled cache, which must be whole at the end."""
-    core = CacheCore([num_blocks + 1], [0], 1, True, False, False, eviction, BLOCK_TOKENS)
+    core = CacheCore([num_blocks + 1], [0], 1, True, False, False, eviction, block_tokens)
     hits = core.replay(
         trace.token_ids, trace.start, trace.times_ns, trace.has_tool_calls, add_last_token=True
     )
@@ -58,8 +59,8 @@ def real_hits(trace: Trace, eviction: str, num_blocks: int) -> list[int]:
 
 def bound_hits(trace: Trace, num_blocks: int) -> int:
     """Of requests that fit."""
-    fits = numpy.diff(trace.start) <= num_blocks
+    served = without_larger(trace, num_blocks)
     hits = clairvoyant_hits(
-        trace.token_ids, trace.start, trace.times_ns, trace.has_tool_calls, num_blocks
+        served.token_ids, served.start, served.times_ns, served.has_tool_calls, num_blocks
     )
-    return int(hits[fits].sum())
+    return int(hits.sum())

@@ -42,6 +42,12 @@ EvictionPolicy &EvictionOrder::policy(uint8_t band) {
     return *found;
 }
 
+// A tail has no hash: its parent's and its place in the pool make a key of its own.
+Key EvictionOrder::known_key(BlockId block) const {
+    if (index_.is_published(block)) return key_of(index_.hash(block));
+    return (key_of(index_.parent(block)) ^ block) * 0x9E3779B97F4A7C15u;
+}
+
 BlockId EvictionOrder::parent_of(BlockId block) const {
     if (!has_parents_ || index_.is_first(block)) return kNullBlock;
     return index_.find(index_.parent(block));
@@ -61,7 +67,7 @@ void EvictionOrder::published(BlockId block) {
     facts_[block] = {0, 0, Retention::kDefaultBand, kNowhere, 0, 0, 0};
     count_child(block);
     policy(Retention::kDefaultBand)
-        .published(block, key_of(index_.hash(block)), facts_[block].position);
+        .published(block, known_key(block), facts_[block].position);
 }
 
 void EvictionOrder::moved(BlockId from, BlockId to, bool was_evictable) {
@@ -185,7 +191,7 @@ void EvictionOrder::start() {
         if (!index_.is_cached(block)) continue;
         facts_[block].band = Retention::kDefaultBand;
         count_child(block);
-        ranks.published(block, key_of(index_.hash(block)), 0);
+        ranks.published(block, known_key(block), 0);
     }
     for (BlockId block = pool_.oldest(); block != kNullBlock; block = pool_.next(block)) {
         ranks.released(block);
@@ -225,7 +231,7 @@ bool EvictionOrder::raise(BlockId block, const Retention &wanted) {
     if (wanted.band > fact.band) {
         policy(fact.band).dropped(block);
         fact.band = wanted.band;
-        policy(fact.band).published(block, key_of(index_.hash(block)), fact.position);
+        policy(fact.band).published(block, known_key(block), fact.position);
         if (pool_.ref_count(block) == 0) policy(fact.band).released(block);
     }
     fact.ttl_until_ns = std::max(fact.ttl_until_ns, wanted.ttl_until_ns);

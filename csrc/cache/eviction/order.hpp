@@ -54,6 +54,7 @@ class EvictionOrder {
 
     EvictionPolicy &policy(uint8_t band);
     BlockId parent_of(BlockId block) const;
+    Key known_key(BlockId block) const;
     void start();
     void count_child(BlockId block);
     bool is_leaf(BlockId block) const;

@@ -16,5 +16,7 @@ PolicyPointer make_arc(const PolicyConfig &);
 PolicyPointer make_gdsf(const PolicyConfig &);
 PolicyPointer make_reuse_rank(const PolicyConfig &);
 PolicyPointer make_reuse_rank_plain(const PolicyConfig &);
+PolicyPointer make_tlru(const PolicyConfig &);
+PolicyPointer make_lhd(const PolicyConfig &);
 
 }  // namespace pagemill::cache

@@ -32,6 +32,7 @@ struct PolicyConfig {
 struct RequestEnd {
     bool is_finished = true;  // false: preempted, or cut short
     bool has_tool_calls = false;
+    uint32_t num_asked_blocks = 0;  // filled in by the cache: full blocks that the prompt asked for
 };
 
 class EvictionPolicy {

@@ -17,7 +17,10 @@ static constexpr Registered kPolicies[] = {
     {"arc", make_arc},
     {"gdsf", make_gdsf},
     {"reuse_rank", make_reuse_rank},
-    {"reuse_rank_plain", make_reuse_rank_plain},  // without its safety net: for comparison
+    // for comparison; not offered to a server
+    {"reuse_rank_plain", make_reuse_rank_plain},  // without its safety net
+    {"tlru", make_tlru},
+    {"lhd", make_lhd},
 };
 
 std::vector<std::string> eviction_policies() {

@@ -26,7 +26,7 @@ class ReuseRank : public EvictionPolicy {
     std::vector<NodeId> path_;
     uint32_t num_in_shadow_ = 0;
 
-    void look_into_shadows();
+    void look_into_shadows(const RequestEnd &end);
     void admit_to_shadow();
     void evict_from_shadow();
     void learn(const RequestEnd &end);
@@ -76,7 +76,7 @@ public:
         path_.clear();
         for (BlockId block : path) path_.push_back(node_of_[block]);
         if (path_.empty()) return;
-        if (has_net_) look_into_shadows();
+        if (has_net_) look_into_shadows(end);
         learn(end);
         if (!has_net_) return;
         for (size_t i = path_.size(); i-- > 0;) history_.use(path_[i]);
@@ -85,13 +85,14 @@ public:
 };
 
 // The prompt is served first, by what each shadow holds of it.
-void ReuseRank::look_into_shadows() {
+void ReuseRank::look_into_shadows(const RequestEnd &end) {
+    const uint32_t num_asked = std::min(end.num_asked_blocks, uint32_t(path_.size()));
     uint32_t num_lru_hits = 0, num_hits = 0;
-    while (num_lru_hits < path_.size() && history_[path_[num_lru_hits]].is_in_lru) ++num_lru_hits;
-    while (num_hits < path_.size() && history_[path_[num_hits]].is_in_shadow) ++num_hits;
+    while (num_lru_hits < num_asked && history_[path_[num_lru_hits]].is_in_lru) ++num_lru_hits;
+    while (num_hits < num_asked && history_[path_[num_hits]].is_in_shadow) ++num_hits;
     for (NodeId id : path_)  // the path is held while the request runs
         if (shadow_leaves_.contains(id)) shadow_leaves_.remove(id);
-    net_.add(uint32_t(path_.size()), num_lru_hits, num_hits);
+    net_.add(num_asked, num_lru_hits, num_hits);
 }
 
 void ReuseRank::learn(const RequestEnd &end) {

@@ -1,77 +1,62 @@
-"""A picture of a sweep, as SVG, written by hand: hit rate over cache size, a line a policy."""
+"""A picture of a sweep: hit rate over cache size, a line a policy, a panel an index."""
 
 import math
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
+from pagemill.bench.drawing import Line, Point, Sheet, Words, write_sheet
 from pagemill.bench.replay import Cell
-from pagemill.core.errors import ConfigError
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 460, 60, 170, 40, 50
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5")
-BOUND_COLOUR = "#888888"
-
-Point = tuple[float, float]
+BOUND_COLOUR, GRID_COLOUR = "#888888", "#dddddd"
 
 
 def write_picture(cells: Sequence[Cell], path: Path) -> None:
-    """One panel an index, one under another. ConfigError for another ending than .svg."""
-    if path.suffix.lower() != ".svg":
-        raise ConfigError(f"the picture {path}: its name must end in .svg")
+    """To a .svg or .png. ConfigError for another ending."""
     indexes = list(dict.fromkeys(cell.prefix_index for cell in cells if cell.prefix_index != "off"))
-    panels = [
-        _panel([cell for cell in cells if cell.prefix_index == index], row * HEIGHT)
-        for row, index in enumerate(indexes)
-    ]
-    height = max(1, len(indexes)) * HEIGHT
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
-        f' font-family="sans-serif" font-size="12"><rect width="{WIDTH}" height="{height}"'
-        ' fill="white"/>'
-    )
-    path.write_text(head + "".join(panels) + "</svg>\n", encoding="utf-8")
+    sheet = Sheet(WIDTH, max(1, len(indexes)) * HEIGHT)
+    for row, index in enumerate(indexes):
+        _panel(sheet, [cell for cell in cells if cell.prefix_index == index], row * HEIGHT)
+    write_sheet(sheet, path)
 
 
-def _panel(cells: Sequence[Cell], top: int) -> str:
+def _panel(sheet: Sheet, cells: Sequence[Cell], top: int) -> None:
     counts = sorted({cell.num_blocks for cell in cells})
     low, high = math.log(counts[0]), math.log(counts[-1])
-    most = max(max(cell.hit_rate, cell.bound or 0) for cell in cells) or 1.0
-    most = math.ceil(most * 10) / 10
+    most = max(max(cell.hit_rate, cell.bound or 0) for cell in cells)
+    most = math.ceil(most * 10) / 10 or 1.0
 
     def place(count: int, rate: float) -> Point:
         share = (math.log(count) - low) / (high - low) if high > low else 0.5
-        x = LEFT + share * (WIDTH - LEFT - RIGHT)
-        return x, HEIGHT - BOTTOM - rate / most * (HEIGHT - TOP - BOTTOM)
+        y = HEIGHT - BOTTOM - rate / most * (HEIGHT - TOP - BOTTOM)
+        return LEFT + share * (WIDTH - LEFT - RIGHT), top + y
 
-    title = escape(f"{cells[0].trace}, {cells[0].prefix_index} index, {cells[0].block_size} tokens")
-    parts = [f'<g transform="translate(0,{top})"><text x="{LEFT}" y="22">{title}: hit rate</text>']
+    first = cells[0]
+    title = f"{first.trace}, {first.prefix_index} index, {first.block_size} tokens: hit rate"
+    sheet.parts.append(Words((LEFT, top + 22), title))
     for step in range(0, 11, 2):
-        (x, y), rate = place(counts[0], most * step / 10), most * step / 10
-        parts.append(f'<path d="M{LEFT},{y:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{rate:.0%}</text>')
+        rate = most * step / 10
+        y = place(counts[0], rate)[1]
+        sheet.parts.append(Line([(LEFT, y), (WIDTH - RIGHT, y)], GRID_COLOUR))
+        sheet.parts.append(Words((LEFT - 8, y + 4), f"{rate:.0%}", "end"))
     for count in counts:
         x, y = place(count, 0)
-        parts.append(f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="middle">{count:,}</text>')
-    parts.append(f'<text x="{LEFT}" y="{HEIGHT - 12}">blocks</text>')
+        sheet.parts.append(Words((x, y + 18), f"{count:,}", "middle"))
+    sheet.parts.append(Words((LEFT, top + HEIGHT - 12), "blocks"))
     names = list(dict.fromkeys(cell.eviction for cell in cells))
     for number, name in enumerate(names):
-        line = [(c.num_blocks, c.hit_rate) for c in cells if c.eviction == name]
-        points = [place(*at) for at in sorted(line)]
-        parts.append(_line(name, points, COLOURS[number % len(COLOURS)], number))
-    bound = sorted({(c.num_blocks, c.bound) for c in cells if c.bound is not None})
-    if bound:
-        points = [place(count, rate) for count, rate in bound]
-        parts.append(_line("bound", points, BOUND_COLOUR, len(names)))
-    return "".join(parts) + "</g>"
+        rates = sorted((c.num_blocks, c.hit_rate) for c in cells if c.eviction == name)
+        points = [place(*at) for at in rates]
+        _named_line(sheet, name, points, COLOURS[number % len(COLOURS)], top + 18 * number)
+    bounds = sorted({(c.num_blocks, c.bound) for c in cells if c.bound is not None})
+    if bounds:
+        points = [place(*at) for at in bounds]
+        _named_line(sheet, "bound", points, BOUND_COLOUR, top + 18 * len(names))
 
 
-def _line(name: str, points: Sequence[Point], colour: str, number: int) -> str:
-    path = "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points)
-    x, y = WIDTH - RIGHT + 16, TOP + 18 * number
-    return (
-        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>{dots}'
-        f'<path d="M{x},{y}h18" stroke="{colour}" stroke-width="3"/>'
-        f'<text x="{x + 24}" y="{y + 4}">{escape(name)}</text>'
-    )
+def _named_line(sheet: Sheet, name: str, points: list[Point], colour: str, y: float) -> None:
+    sheet.parts.append(Line(points, colour, 2, has_dots=True))
+    x = WIDTH - RIGHT + 16
+    sheet.parts.append(Line([(x, TOP + y), (x + 18, TOP + y)], colour, 3))
+    sheet.parts.append(Words((x + 24, TOP + y + 4), name))

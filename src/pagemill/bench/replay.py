@@ -16,7 +16,7 @@ Last token     a prompt of block ids may hit as a whole (its ids stand for block
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from pagemill.bench.bound import (
     work_of,
 )
 from pagemill.bench.traces import Trace, block_view
+from pagemill.bench.waste import shared_tokens
 from pagemill.core.errors import ConfigError
 from pagemill.core.layers import EVICTIONS
 
@@ -193,7 +194,8 @@ def sweep(
             bounds.hit_rate.update(found.result().hit_rate)
             bounds.saved_work.update(found.result().saved_work)
         results = {what: future.result() for future, what in cells.items()}
-    return [_bounded(results[what], bounds) for what in order]
+    part = find_part(trace) if with_bound and "radix" in prefix_indexes else Part()
+    return [_bounded(results[what], bounds, part) for what in order]
 
 
 def _cells(
@@ -205,10 +207,39 @@ def _cells(
                 yield index, policy, count
 
 
-def _bounded(cell: Cell, bounds: Bounds) -> Cell:
-    values = {
-        **asdict(cell),
-        "bound": bounds.hit_rate.get(cell.num_blocks),
-        "bound_work": bounds.saved_work.get(cell.num_blocks),
-    }
-    return Cell(**values)
+def _bounded(cell: Cell, bounds: Bounds, part: "Part") -> Cell:
+    """A token-exact index may hit a part of a block more than the clairvoyant's whole blocks."""
+    hits = bounds.hit_rate.get(cell.num_blocks)
+    work = bounds.saved_work.get(cell.num_blocks)
+    if cell.prefix_index == "radix" and hits is not None and work is not None:
+        hits = min(hits + part.hit_rate, part.most_hit_rate)
+        work = min(work + part.saved_work, part.most_saved_work)
+    return replace(cell, bound=hits, bound_work=work)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Shares of the counted prompts: what parts of blocks can add, and what a cache without end
+    hits."""
+
+    hit_rate: float = 0.0
+    saved_work: float = 0.0
+    most_hit_rate: float = 1.0
+    most_saved_work: float = 1.0
+
+
+def find_part(trace: Trace) -> Part:
+    """Nothing for a trace of block ids: its ids are whole."""
+    if not trace.is_exact:
+        return Part()
+    first = num_warmup(trace)
+    shared = shared_tokens(trace)[first:]
+    before = numpy.maximum(shared - (trace.block_tokens - 1), 0)
+    tokens = trace.prompt_tokens[first:].sum()
+    work = work_of(trace.prompt_tokens[first:]).sum()
+    return Part(
+        float((shared - before).sum() / tokens),
+        float((work_of(shared) - work_of(before)).sum() / work),
+        float(shared.sum() / tokens),
+        float(work_of(shared).sum() / work),
+    )

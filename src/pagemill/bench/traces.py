@@ -8,6 +8,7 @@ equal content up to there, and the last block of a prompt may be partly filled. 
 import gzip
 import json
 import lzma
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +20,10 @@ from numpy.typing import NDArray
 
 from pagemill._native import chain_hash
 from pagemill.bench.trace_formats import azure, claude_code, mooncake, qwen, text_log
-from pagemill.bench.trace_formats.request import TraceRequest
+from pagemill.bench.trace_formats.request import ReadOptions, TraceRequest
 from pagemill.core.errors import ConfigError
 
-Reader = Callable[[IO[str], Callable[[str], Sequence[int]]], Iterator[TraceRequest]]
+Reader = Callable[[IO[str], ReadOptions], Iterator[TraceRequest]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +99,13 @@ def load_trace(
     path: Path,
     *,
     block_size: int | None = None,
-    tokenize: Callable[[str], Sequence[int]] | None = None,
+    options: ReadOptions | None = None,
 ) -> Trace:
     """Reads any of FORMATS, plain or .gz or .xz. ConfigError names what does not fit."""
     try:
         with _open(path) as file:
             found = _format_of(path, file)
-            rows = list(found.read(file, tokenize or _bytes))
+            rows = list(found.read(file, options or ReadOptions()))
     except (OSError, EOFError, lzma.LZMAError, UnicodeError, KeyError, ValueError) as error:
         raise ConfigError(f"the trace {path} cannot be read: {error!r}") from error
     name = path.name.split(".")[0]
@@ -116,10 +117,6 @@ def load_trace(
     return (
         refine(trace, block_size) if block_size < trace.block_tokens else coarsen(trace, block_size)
     )
-
-
-def _bytes(text: str) -> Sequence[int]:
-    return list(text.encode())
 
 
 def _open(path: Path) -> IO[str]:
@@ -143,6 +140,13 @@ def _format_of(path: Path, file: IO[str]) -> TraceFormat:
     raise ConfigError(
         f"{path}: no known trace; the first line is {first[:80]!r}. Known: {', '.join(FORMATS)}"
     )
+
+
+def spread(hours: float, seed: int) -> Callable[[int], float]:
+    """Sessions start uniformly in the first ``hours``, in seconds."""
+    stream = random.Random(seed)
+    known: dict[int, float] = {}
+    return lambda session: known.setdefault(session, stream.uniform(0, hours * 3600))
 
 
 def coarsen(trace: Trace, block_size: int) -> Trace:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from pagemill.bench.allocator import ALLOCATORS, compare
 from pagemill.bench.picture import write_picture
 from pagemill.bench.replay import DEFAULT_SIZES, INDEXES, Cell, choose, evictions, sweep
 from pagemill.bench.replay_report import describe, print_allocators, print_cells, write_json
-from pagemill.bench.traces import Trace, load_trace
+from pagemill.bench.trace_formats.request import ReadOptions
+from pagemill.bench.traces import Trace, load_trace, spread
 from pagemill.bench.waste import waste_by_size
 from pagemill.core.errors import ConfigError
 
@@ -29,7 +31,7 @@ def add_parser(commands: Any) -> None:
         " CSV (lengths only); plain, .gz or .xz",
     )
     known = ",".join(INDEXES)
-    parser.add_argument("--prefix-index", default="flat", metavar="LIST", help=f"of {known}; all")
+    parser.add_argument("--prefix-index", default="radix", metavar="LIST", help=f"of {known}; all")
     parser.add_argument("--eviction", default="all", metavar="LIST", help="policies, or all")
     parser.add_argument(
         "--num-blocks",
@@ -42,11 +44,21 @@ def add_parser(commands: Any) -> None:
         "--tokenizer", metavar="MODEL", help="for logs of text; default: a byte a token"
     )
     parser.add_argument(
+        "--spread-hours",
+        type=float,
+        default=12.0,
+        metavar="H",
+        help="Claude Code sessions start uniformly in so many hours (12)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of those starts (0)")
+    parser.add_argument(
         "--allocator", metavar="LIST", help=f"compare {' and '.join(ALLOCATORS)} instead"
     )
     parser.add_argument("--no-bound", action="store_true", help="leave the clairvoyant out")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the hit rates")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw the hit rates: .svg or .png"
+    )
     parser.set_defaults(run=run)
 
 
@@ -54,20 +66,22 @@ def run(parsed: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console()
-    tokenize = _tokenizer(parsed.tokenizer) if parsed.tokenizer else None
+    options = ReadOptions(start_s=spread(parsed.spread_hours, parsed.seed))
+    if parsed.tokenizer:
+        options = replace(options, tokenize=_tokenizer(parsed.tokenizer))
     if parsed.allocator:
-        trace = load_trace(parsed.trace, tokenize=tokenize)
+        trace = load_trace(parsed.trace, options=options)
         names = choose(parsed.allocator.replace("|", ","), ALLOCATORS, "allocator")
         rows = compare(trace, names, parsed.block_size or 16)
         print_allocators(rows, console)
         if parsed.json:
             write_json(rows, parsed.json, trace=trace.name)
         return 0
-    trace = load_trace(parsed.trace, block_size=parsed.block_size, tokenize=tokenize)
+    trace = load_trace(parsed.trace, block_size=parsed.block_size, options=options)
     if not len(trace.token_ids):
         raise ConfigError(f"{parsed.trace} has lengths only: use --allocator contiguous,paged")
     cells = _sweep(parsed, trace)
-    waste = waste_by_size(trace)
+    waste = waste_by_size(trace) if trace.is_exact or parsed.block_size is None else {}
     print_cells(cells, waste, console)
     if parsed.json:
         write_json(cells, parsed.json, **describe(trace), waste_tokens_per_request=waste)

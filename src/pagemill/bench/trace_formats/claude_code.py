@@ -1,16 +1,16 @@
 """Sessions of Claude Code (callanjfox/kv-cache-tester): one line a session, ids of 64 tokens.
 
 Ids are local to a session and coded as runs: first, count, first, count. The file has no common
-clock: ``place`` says when each session starts (all at 0 by default). Tools and system prompt are
+clock: the options say when each session starts. Tools and system prompt are
 taken as shared between sessions of equal (model, tool tokens, system tokens): an assumption, the
 file cannot say.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from pagemill.bench.trace_formats.request import TraceRequest
+from pagemill.bench.trace_formats.request import ReadOptions, TraceRequest
 
 BLOCK_TOKENS = 64
 IDS_OF_A_SESSION = 1 << 32
@@ -22,15 +22,11 @@ def is_it(row: Mapping[str, Any]) -> bool:
     return {"id", "block", "tool", "sys", "requests"} <= row.keys()
 
 
-def read(
-    file: IO[str],
-    tokenize: Callable[[str], Sequence[int]],
-    start_s: Callable[[int], float] = lambda session: 0.0,
-) -> Iterator[TraceRequest]:
+def read(file: IO[str], options: ReadOptions) -> Iterator[TraceRequest]:
     shared: dict[tuple[str, int, int], int] = {}
     for number, line in enumerate(file):
         session = json.loads(line)
-        yield from _requests(session, session, number, start_s(number), shared)
+        yield from _requests(session, session, number, options.start_s(number), shared)
 
 
 def _requests(

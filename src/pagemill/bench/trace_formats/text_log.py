@@ -5,10 +5,10 @@ second a request.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
-from pagemill.bench.trace_formats.request import TraceRequest
+from pagemill.bench.trace_formats.request import ReadOptions, TraceRequest
 
 TEXTS = ("input", "prompt", "text")
 TOKENS = ("token_ids", "prompt_token_ids", "input_ids")
@@ -19,12 +19,12 @@ def is_it(row: Mapping[str, Any]) -> bool:
     return any(name in row for name in (*TEXTS, *TOKENS))
 
 
-def read(file: IO[str], tokenize: Callable[[str], Sequence[int]]) -> Iterator[TraceRequest]:
+def read(file: IO[str], options: ReadOptions) -> Iterator[TraceRequest]:
     for number, line in enumerate(file):
         row = json.loads(line)
         ids = next((row[name] for name in TOKENS if name in row), None)
         if ids is None:
-            ids = tokenize(next(row[name] for name in TEXTS if name in row))
+            ids = options.tokenize(next(row[name] for name in TEXTS if name in row))
         time_s = next((float(row[name]) for name in TIMES if name in row), float(number))
-        output = tokenize(row["output"]) if isinstance(row.get("output"), str) else ()
+        output = options.tokenize(row["output"]) if isinstance(row.get("output"), str) else ()
         yield TraceRequest(time_s, ids, len(ids), len(output))
