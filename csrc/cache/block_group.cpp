@@ -103,13 +103,33 @@ void BlockGroup::release_all(std::span<const BlockId> blocks) {
         if (blocks[i] != kNullBlock) release(blocks[i]);
 }
 
+// Under plain LRU the next victims are known, so what they lead to is fetched for all of them at
+// once: one after the other each would wait for memory five times.
+size_t BlockGroup::next_victims(std::span<BlockId> victims) const {
+    if (order.is_on()) return 0;
+    size_t count = 0;
+    for (BlockId block = pool.oldest(); block != kNullBlock && count < victims.size();
+         block = pool.next(block))
+        victims[count++] = block;
+    for (BlockId block : victims.first(count)) index.prefetch(block);
+    if (!tree) return count;
+    for (BlockId block : victims.first(count)) tree->prefetch_place(block);
+    for (BlockId block : victims.first(count)) tree->prefetch_node(block);
+    for (BlockId block : victims.first(count)) tree->prefetch_links(block);
+    return count;
+}
+
 uint32_t BlockGroup::evict(uint32_t n) {
+    constexpr size_t kBatch = 16;
+    BlockId victims[kBatch];
     uint32_t num_evicted = 0;
-    for (; num_evicted < n && pool.num_evictable() > 0; ++num_evicted) {
-        BlockId block = order.victim();
-        if (block == kNullBlock) bug("evict: blocks are evictable, but none is a leaf");
-        index.prefetch(pool.next(block));
-        evict_block(block);
+    while (num_evicted < n && pool.num_evictable() > 0) {
+        size_t count = next_victims({victims, std::min<size_t>(kBatch, n - num_evicted)});
+        if (count == 0) {
+            victims[count++] = order.victim();
+            if (victims[0] == kNullBlock) bug("evict: blocks are evictable, but none is a leaf");
+        }
+        for (size_t i = 0; i < count; ++i, ++num_evicted) evict_block(victims[i]);
     }
     counters.num_evicted += num_evicted;
     return num_evicted;

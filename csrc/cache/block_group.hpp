@@ -37,12 +37,13 @@ struct BlockGroup {
 
     // policy_tokens: tokens of a block as the eviction policy counts them.
     BlockGroup(uint32_t id, uint32_t num_blocks, uint32_t window_tokens, uint32_t tokens_per_block,
-               EventLog &event_log, const std::string &eviction, uint32_t policy_tokens)
+               EventLog &event_log, bool has_index, const std::string &eviction,
+               uint32_t policy_tokens)
         : group_id(id),
           window(window_tokens),
           block_size(tokens_per_block),
           pool(num_blocks),
-          index(num_blocks, tokens_per_block),
+          index(num_blocks, tokens_per_block, has_index),
           order(pool, index, window_tokens == 0, eviction, policy_tokens),
           log(event_log) {}
 
@@ -81,10 +82,16 @@ struct BlockGroup {
     uint32_t evict(uint32_t n);
     // Forgets an evictable block.
     void evict_block(BlockId block);
+    // Of a path, from its end: what is evictable and has nothing cached behind it. Says how many.
+    uint32_t forget_tail(std::span<const BlockId> path);
+    // An evictable block goes; else false, and nothing changes.
+    bool forget(BlockId block);
+    std::vector<BlockId> blocks_under(const Hash &root) const;
     // Evicts only as far as needed; the pool must have n blocks available.
     void make_room(uint32_t n);
 
 private:
+    size_t next_victims(std::span<BlockId> victims) const;
     void hand_over(BlockId from, BlockId to, bool was_evictable);
     bool grow_tree(BlockId block, const Hash &parent, uint32_t j, uint32_t count);
 };

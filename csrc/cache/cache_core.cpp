@@ -19,8 +19,8 @@ CacheCore::CacheCore(const CoreConfig &config) : config_(config), chain_(config.
         if (size < 2 || size > uint32_t(1) << 30) bug("a pool has 2 to 2^30 blocks");
         uint32_t tokens = config.policy_tokens ? config.policy_tokens : config.block_size;
         groups_.push_back(std::make_unique<BlockGroup>(g, size, config.windows.at(g),
-                                                       config.block_size, log_, config.eviction,
-                                                       tokens));
+                                                       config.block_size, log_, config.has_index,
+                                                       config.eviction, tokens));
     }
     BlockGroup &first = *groups_.at(0);
     if (config.has_tree && !first.window)

@@ -63,6 +63,12 @@ struct PendingCopy {
     uint32_t slot;  // of the table it was made for
 };
 
+// Blocks [first, first + num_blocks) of these tables (their places in the call) are the same.
+struct SharedRun {
+    uint32_t first, num_blocks;
+    std::vector<uint32_t> members;
+};
+
 struct CoreCounters {
     uint64_t num_queries = 0, num_asked_tokens = 0, num_hit_tokens = 0;
     uint64_t num_resumes = 0, num_resumed_tokens = 0, num_mismatches = 0;
@@ -96,7 +102,8 @@ class CacheCore {
     uint32_t num_missing(const Table &table, uint32_t group, uint32_t num_tokens) const;
 
     RadixIndex *tree() const;
-    std::vector<Hash> match_full(const uint32_t *tokens, uint32_t max_blocks, Match &match);
+    std::vector<Hash> match_full(const uint32_t *tokens, uint32_t max_blocks, const Hash *keys,
+                                 Match &match);
     std::vector<Hash> match_tree(const uint32_t *tokens, uint32_t num_tokens, Match &match);
     uint32_t fit_window(uint32_t group, uint32_t num_blocks, const std::vector<Hash> &keys,
                         const uint32_t *tokens, Match &match) const;
@@ -114,6 +121,7 @@ public:
     explicit CacheCore(const CoreConfig &config);
     CacheCore(const CacheCore &) = delete;  // its groups write to its log
 
+    uint32_t block_size() const { return config_.block_size; }
     uint32_t num_groups() const { return uint32_t(groups_.size()); }
     BlockGroup &group(uint32_t index);
     EventLog &log() { return log_; }
@@ -123,7 +131,9 @@ public:
     size_t num_pending_copies() const { return pending_copies_.size(); }
 
     // Never the last known token; changes nothing.
-    Match peek_match(const uint32_t *tokens, uint32_t num_tokens, const Hash &root);
+    // `keys`: the hashes of all full blocks, where the caller has them already.
+    Match peek_match(const uint32_t *tokens, uint32_t num_tokens, const Hash &root,
+                     const Hash *keys = nullptr);
     // The same match without its partly matched block.
     Match floor(const Match &match) const;
     // chunk_tokens 0: everything behind the match in one chunk.
@@ -141,6 +151,11 @@ public:
 
     // Time for the eviction policies; never back.
     void advance(uint64_t now_ns);
+    // Every run of blocks that two or more of the tables share, the longest company first.
+    std::vector<SharedRun> shared_runs(const std::vector<TableId> &ids, uint32_t group);
+    void retain(TableId id, const Retention &wanted);
+    uint32_t forget_path(const Match &match);
+    uint32_t forget_root(const Hash &root);
     // Evicts up to n blocks of a group; says how many: fewer only when no more are evictable.
     uint32_t evict(uint32_t group, uint32_t n);
     bool reset();

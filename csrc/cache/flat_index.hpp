@@ -31,7 +31,8 @@ class FlatIndex {
     void erase(BlockId block);
 
 public:
-    FlatIndex(uint32_t num_blocks, uint32_t block_size);
+    // Without entries nothing can be published, and it has no size to speak of.
+    FlatIndex(uint32_t num_blocks, uint32_t block_size, bool has_entries = true);
 
     uint32_t num_published() const { return num_published_; }
     bool is_published(BlockId block) const { return state_[block] & kPublished; }
@@ -67,6 +68,9 @@ public:
     void move(BlockId from, BlockId to);
     // For tests: each of two published blocks gets the other's entry.
     void swap(BlockId a, BlockId b);
+    void prefetch(const Hash &hash) const {
+        __builtin_prefetch(slots_.data() + (tag_of(hash) & mask_));
+    }
     // The entry of this block will be wanted soon.
     void prefetch(BlockId block) const {
         __builtin_prefetch(slots_.data() + (tag_of(hash_[block]) & mask_));

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pagemill._native import CacheCore
 from pagemill.cache.eviction import EvictionPolicy
 from pagemill.cache.keys import chain_root
-from pagemill.cache.prefix_index import PrefixMatch
+from pagemill.cache.prefix_index import PrefixMatch, SharedRun
 from pagemill.cache.stats import CacheStats, GroupStats
 from pagemill.core.errors import IntegrityError
 from pagemill.core.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from pagemill.core.layers import CacheConfig
+from pagemill.core.retention import Retention
 from pagemill.core.step import BlockCopy, GroupTables
 from pagemill.core.types import BlockHash, BlockId, GroupId, IntBuffer, TableId
 
@@ -67,13 +68,19 @@ class CacheManager:
 
     # matching
 
-    def namespace(self, *, tenant: str = "", salt: str = "", adapter: str = "") -> bytes:
+    def namespace(
+        self, *, tenant: str = "", salt: str = "", adapter: str = "", media: Sequence[str] = ()
+    ) -> bytes:
         """The root of all chains that may share: equal only for equal fields, key and model."""
-        return chain_root(self._server_key, self._fingerprint, tenant, salt, adapter)
+        return chain_root(self._server_key, self._fingerprint, tenant, salt, adapter, media)
 
-    def peek_match(self, token_ids: IntBuffer, namespace: bytes) -> PrefixMatch:
-        """The longest cached prefix of ``token_ids`` [num_tokens], at most num_tokens - 1."""
-        native = self._core.peek_match(token_ids, namespace)
+    def peek_match(self, token_ids: IntBuffer, namespace: bytes, keys: bytes = b"") -> PrefixMatch:
+        """The longest cached prefix of ``token_ids`` [num_tokens], at most num_tokens - 1.
+
+        ``keys``: the chained hashes of all full blocks, 32 bytes each, where they are known; the
+        flat index then need not hash.
+        """
+        native = self._core.peek_match(token_ids, namespace, keys)
         return PrefixMatch(native.num_tokens, namespace, native)
 
     def floor_match(self, match: PrefixMatch) -> PrefixMatch:
@@ -127,6 +134,29 @@ class CacheManager:
             for group, source, target in native
         )
 
+    def extend_all(
+        self, tables: Sequence[TableId], num_tokens: Sequence[int]
+    ) -> tuple[int, tuple[BlockCopy, ...]]:
+        """``extend`` of one table after the other in one call, as far as there are slots.
+
+        How many tables were extended, and the copies of all of them.
+        """
+        num_done, native = self._core.extend_all(tables, num_tokens)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+        return num_done, tuple(
+            BlockCopy(GroupId(group), BlockId(source), BlockId(target))
+            for group, source, target in native
+        )
+
+    def commit_all(
+        self, tables: Sequence[TableId], token_ids: list[IntBuffer], num_computed: Sequence[int]
+    ) -> None:
+        """``commit`` of one table after the other in one call."""
+        self._core.commit_all(tables, token_ids, num_computed)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+
     def release_copies(self, copies: Iterable[BlockCopy]) -> None:
         """The copies are done: their sources need not be held any longer."""
         self._core.release_copies([(copy.group, copy.source, copy.target) for copy in copies])
@@ -165,6 +195,38 @@ class CacheManager:
             GroupTables(*self._core.block_tables(table_ids, group))
             for group in range(len(self.config.groups))
         )
+
+    def shared_runs(self, tables: Sequence[TableId], group: GroupId) -> tuple[SharedRun, ...]:
+        """Every run of blocks that two or more of the tables share: what attention may read once
+        for all of them."""
+        runs = self._core.shared_runs(tables, group)
+        return tuple(SharedRun(first, count, tuple(members)) for first, count, members in runs)
+
+    # keeping and forgetting
+
+    def retain(self, table: TableId, retention: Retention, tenant: int, now_ns: int) -> None:
+        """What the table has published is kept at least as ``retention`` says.
+
+        ``tenant``, from 1: whose pins these are; each has a budget of half the pool.
+        """
+        ends_ns = 0 if retention.ttl_ns is None else now_ns + retention.ttl_ns
+        pinned_by = tenant if retention.is_pinned else 0
+        self._core.retain(table, retention.band, ends_ns, pinned_by)
+
+    def forget(self, match: PrefixMatch) -> int:
+        """Drops the blocks of ``match`` that nobody holds and nothing else goes on from, from its
+        end; says how many."""
+        num_gone = self._core.forget_path(match.native)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+        return num_gone
+
+    def forget_namespace(self, namespace: bytes) -> int:
+        """Drops all that is cached under ``namespace`` and not held; says how many blocks."""
+        num_gone = self._core.forget_root(namespace)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+        return num_gone
 
     # the whole
 

@@ -141,6 +141,13 @@ SERVER_OPTIONS = (
         many=True,
     ),
     Option(
+        "operator_key",
+        ("--operator-key",),
+        str,
+        "key of the one who may drop from the cache; also from $PAGEMILL_OPERATOR_KEY",
+        "KEY",
+    ),
+    Option(
         "metrics_prefix",
         ("--metrics-prefix",),
         str,
@@ -209,6 +216,8 @@ def read_settings(parsed: argparse.Namespace) -> tuple[EngineConfig, ServerConfi
     values = _from_file(parsed.config) if parsed.config else {}
     if key := os.environ.get("PAGEMILL_API_KEY"):
         values.setdefault("api_keys", [key])
+    if key := os.environ.get("PAGEMILL_OPERATOR_KEY"):
+        values.setdefault("operator_key", key)
     for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS):
         given = getattr(parsed, option.target)
         if given is not None:

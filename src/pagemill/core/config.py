@@ -73,6 +73,7 @@ class ServerConfig:
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
+    operator_key: str | None = None
     metrics_prefix: str = "pagemill"
     drain_timeout_s: float = 30.0
 
@@ -84,5 +85,7 @@ class ServerConfig:
             raise ConfigError(
                 f"drain_timeout is {self.drain_timeout_s}: give 0 to {MAX_DRAIN_S:.0f} seconds"
             )
+        if self.operator_key is not None and self.operator_key in ("", *self.api_keys):
+            raise ConfigError("operator_key: give a key that is no api_key, and not empty")
         if any(not key for key in self.api_keys):
             raise ConfigError("an api_key is empty: leave it out to serve without a key")
