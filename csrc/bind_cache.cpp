@@ -240,11 +240,11 @@ void bind_core(nb::module_ &m) {
             const Hash *known = has_keys ? reinterpret_cast<const Hash *>(keys.c_str()) : nullptr;
             return core.peek_match(tokens.data(), tokens.size(), to_hash(root), known);
         }, "token_ids"_a, "root"_a, "keys"_a = nb::bytes("", 0))
-        .def("retain", [](CacheCore &core, TableId table, int band, uint64_t ttl_until_ns,
+        .def("retain", [](CacheCore &core, TableId table, int band, uint64_t ttl_ns,
                           uint32_t pin_tenant) {
             if (band < 0 || band >= Retention::kNumBands) bug("retain: a band is 0 to 100");
-            core.retain(table, {uint8_t(band), ttl_until_ns, pin_tenant});
-        }, "table"_a, "band"_a, "ttl_until_ns"_a, "pin_tenant"_a)
+            core.retain(table, {uint8_t(band), 0, pin_tenant, ttl_ns});
+        }, "table"_a, "band"_a, "ttl_ns"_a, "pin_tenant"_a)
         .def("forget_path", &CacheCore::forget_path, "match"_a)
         .def("forget_root", [](CacheCore &core, const nb::bytes &root) {
             return core.forget_root(to_hash(root));

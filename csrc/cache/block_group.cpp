@@ -20,12 +20,12 @@ bool BlockGroup::is_taken(const Hash &hash, const Hash &parent, const uint32_t *
 }
 
 void BlockGroup::publish(BlockId block, const Hash &hash, const Hash &parent,
-                         const uint32_t *tokens, uint32_t j) {
+                         const uint32_t *tokens, uint32_t j, const Retention &wanted) {
     BlockId other = index.find(hash);
     if (other == kNullBlock) {
         index.publish(block, hash, parent, tokens, j == 0);
         if (tree) grow_tree(block, parent, j, block_size);
-        order.published(block);
+        order.published(block, wanted);
         log.stored(group_id, hash, parent, tokens, block_size);
         ++counters.num_stored;
         return;
@@ -58,11 +58,12 @@ bool BlockGroup::grow_tree(BlockId block, const Hash &parent, uint32_t j, uint32
     return is_new;
 }
 
-void BlockGroup::keep_tail(BlockId block, const Hash &parent, uint32_t j, uint32_t count) {
+void BlockGroup::keep_tail(BlockId block, const Hash &parent, uint32_t j, uint32_t count,
+                           const Retention &wanted) {
     if (j > 0 && index.find(parent) == kNullBlock) return;
     if (!grow_tree(block, parent, j, count)) return;
     index.note_tail(block, parent, j == 0);
-    order.published(block);
+    order.published(block, wanted);
 }
 
 void BlockGroup::take(BlockId block, bool is_hit) {

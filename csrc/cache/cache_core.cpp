@@ -67,6 +67,7 @@ TableId CacheCore::open(const Match &match, bool is_resumed) {
     fresh.num_published = match.num_tokens / config_.block_size;
     fresh.key = match.key;
     fresh.tail = kNullBlock;
+    fresh.retention = {};
     fresh.blocks = match.blocks;
     fresh.first_live.clear();
     for (uint32_t g = 0; g < num_groups(); ++g) {
@@ -226,13 +227,15 @@ void CacheCore::keep_tail(Table &table) {
     const uint32_t size = config_.block_size, j = table.num_committed / size;
     if (table.tail == kNullBlock || table.is_chain_stopped || table.num_published < j) return;
     if (table.blocks[0][j] != table.tail || groups_[0]->pool.ref_count(table.tail) > 1) return;
-    groups_[0]->keep_tail(table.tail, table.key, j, table.num_committed % size);
+    groups_[0]->keep_tail(table.tail, table.key, j, table.num_committed % size,
+                          wanted_now(table));
 }
 
 // In order, and never a block that others hold too: to a fork made while a step ran it is a partly
 // filled block, or the source of a copy. It is published later, when they have let go of it.
 void CacheCore::publish_full_blocks(Table &table, const uint32_t *tokens) {
     const uint32_t num_full = table.num_committed / config_.block_size;
+    const Retention wanted = wanted_now(table);
     for (; table.num_published < num_full; ++table.num_published) {
         uint32_t j = table.num_published;
         for (uint32_t g = 0; g < num_groups(); ++g)
@@ -248,7 +251,7 @@ void CacheCore::publish_full_blocks(Table &table, const uint32_t *tokens) {
         }
         for (uint32_t g = 0; g < num_groups(); ++g)
             if (BlockId block = table.blocks[g][j]; block != kNullBlock)
-                groups_[g]->publish(block, key, table.key, block_tokens, j);
+                groups_[g]->publish(block, key, table.key, block_tokens, j, wanted);
         table.key = key;
     }
 }

@@ -44,6 +44,7 @@ struct Table {
     bool is_closing = false;  // released, but copies into it are still being made
     uint32_t num_copies = 0;  // of those
     RequestEnd end{};         // said at its release
+    Retention retention{};    // of what it publishes
     bool is_chain_stopped = false;  // a hash lied: nothing of this table is published any more
     uint32_t num_asked = 0, num_cached = 0, num_committed = 0, num_published = 0;
     Hash key{};  // of block num_published - 1, or the root
@@ -96,6 +97,7 @@ class CacheCore {
     void publish_full_blocks(Table &table, const uint32_t *tokens);
     void give_back(Table &table);
     void close(uint32_t slot);
+    Retention wanted_now(const Table &table) const;
     void note_tail(Table &table, const uint32_t *tokens);
     void keep_tail(Table &table);
     bool must_copy(const Table &table, uint32_t group, uint32_t num_tokens) const;
@@ -153,6 +155,8 @@ public:
     void advance(uint64_t now_ns);
     // Every run of blocks that two or more of the tables share, the longest company first.
     std::vector<SharedRun> shared_runs(const std::vector<TableId> &ids, uint32_t group);
+    // What the table publishes from now on is kept so, and what it holds at least so. A lifetime
+    // is given as ttl_ns and starts now, at every block's publication, and again at every hit.
     void retain(TableId id, const Retention &wanted);
     uint32_t forget_path(const Match &match);
     uint32_t forget_root(const Hash &root);

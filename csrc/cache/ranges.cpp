@@ -18,9 +18,17 @@ struct HashOfKey {
 using ChildCounts = std::unordered_map<Hash, uint32_t, HashOfKey>;
 }  // namespace
 
-// What the table has published is kept at least so. Parents never less than their children.
-void CacheCore::retain(TableId id, const Retention &wanted) {
-    const Table &kept = table(id);
+Retention CacheCore::wanted_now(const Table &table) const {
+    Retention wanted = table.retention;
+    if (wanted.ttl_ns) wanted.ttl_until_ns = groups_[0]->order.now_ns() + wanted.ttl_ns;
+    return wanted;
+}
+
+void CacheCore::retain(TableId id, const Retention &asked) {
+    Table &kept = table(id);
+    kept.retention = asked;
+    const Retention wanted = wanted_now(kept);
+    for (auto &group : groups_) group->order.be_on();
     for (uint32_t g = 0; g < num_groups(); ++g) {
         BlockGroup &group = *groups_[g];
         for (uint32_t j = kept.num_published; j-- > 0;) {
@@ -91,8 +99,9 @@ uint32_t BlockGroup::forget_tail(std::span<const BlockId> path) {
     uint32_t num_gone = 0;
     for (size_t j = path.size(); j-- > 0 && path[j] != kNullBlock; ++num_gone) {
         const Hash parent = index.parent(path[j]);
-        if (children[index.hash(path[j])] > 0 || !forget(path[j])) break;
-        --children[parent];
+        if (!children.empty() && children[index.hash(path[j])] > 0) break;
+        if (!forget(path[j])) break;
+        if (!children.empty()) --children[parent];
     }
     return num_gone;
 }

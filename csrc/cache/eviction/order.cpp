@@ -62,12 +62,13 @@ void EvictionOrder::count_child(BlockId block) {
     facts_[block].position = position;
 }
 
-void EvictionOrder::published(BlockId block) {
+void EvictionOrder::published(BlockId block, const Retention &wanted) {
     if (!is_on_) return;
-    facts_[block] = {0, 0, Retention::kDefaultBand, kNowhere, 0, 0, 0};
+    facts_[block] = {0, 0, wanted.band, kNowhere, 0, 0, 0, 0};
     count_child(block);
-    policy(Retention::kDefaultBand)
-        .published(block, known_key(block), facts_[block].position);
+    policy(wanted.band).published(block, known_key(block), facts_[block].position);
+    raise(block, wanted);
+    raise_ancestors(block, wanted);
 }
 
 void EvictionOrder::moved(BlockId from, BlockId to, bool was_evictable) {
@@ -97,8 +98,13 @@ void EvictionOrder::became_held(BlockId block) {
     if (is_on_) leave(block);
 }
 
+// A lifetime that still runs starts again. The block is held, so it stands nowhere.
 void EvictionOrder::touched(BlockId block) {
-    if (is_on_) policy(facts_[block].band).touched(block);
+    if (!is_on_) return;
+    Fact &fact = facts_[block];
+    policy(fact.band).touched(block);
+    if (fact.ttl_ns && fact.ttl_until_ns > now_ns_ && fact.place == kNowhere)
+        fact.ttl_until_ns = now_ns_ + fact.ttl_ns;
 }
 
 void EvictionOrder::dropped(BlockId block) {
@@ -224,7 +230,8 @@ void EvictionOrder::pin(BlockId block, uint32_t tenant) {
 
 bool EvictionOrder::raise(BlockId block, const Retention &wanted) {
     Fact &fact = facts_[block];
-    if (fact.band >= wanted.band && fact.ttl_until_ns >= wanted.ttl_until_ns && !wanted.pin_tenant)
+    if (fact.band >= wanted.band && fact.ttl_until_ns >= wanted.ttl_until_ns &&
+        fact.ttl_ns >= wanted.ttl_ns && !wanted.pin_tenant)
         return false;
     bool was_placed = fact.place != kNowhere;
     leave(block);
@@ -235,6 +242,7 @@ bool EvictionOrder::raise(BlockId block, const Retention &wanted) {
         if (pool_.ref_count(block) == 0) policy(fact.band).released(block);
     }
     fact.ttl_until_ns = std::max(fact.ttl_until_ns, wanted.ttl_until_ns);
+    fact.ttl_ns = std::max(fact.ttl_ns, wanted.ttl_ns);
     if (was_placed) enter(block);
     if (wanted.pin_tenant) {
         leave(block);
@@ -249,14 +257,18 @@ void EvictionOrder::set_retention(BlockId block, const Retention &wanted) {
         bug("set_retention: block " + std::to_string(block) + " is not cached");
     if (wanted.band >= Retention::kNumBands) bug("set_retention: a band is 0 to 100");
     if (!is_on_) start();
-    for (; block != kNullBlock && raise(block, wanted); block = parent_of(block)) {
-    }
+    if (raise(block, wanted)) raise_ancestors(block, wanted);
+}
+
+void EvictionOrder::raise_ancestors(BlockId block, const Retention &wanted) {
+    do block = parent_of(block);
+    while (block != kNullBlock && raise(block, wanted));
 }
 
 Retention EvictionOrder::retention(BlockId block) const {
     if (!is_on_) return {};
     const Fact &fact = facts_[block];
-    return {fact.band, fact.ttl_until_ns, fact.pin_tenant};
+    return {fact.band, fact.ttl_until_ns, fact.pin_tenant, fact.ttl_ns};
 }
 
 const char *EvictionOrder::wrong_with(BlockId block, uint32_t num_published_children) const {

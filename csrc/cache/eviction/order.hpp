@@ -25,6 +25,8 @@ struct Retention {
     uint8_t band = kDefaultBand;
     uint64_t ttl_until_ns = 0;
     uint32_t pin_tenant = 0;  // 0: not pinned
+    uint64_t ttl_ns = 0;      // the lifetime that starts again at a hit; 0: none
+    bool is_default() const { return band == kDefaultBand && !ttl_until_ns && !pin_tenant; }
 };
 
 class EvictionOrder {
@@ -34,7 +36,7 @@ class EvictionOrder {
         uint8_t band;
         Place place;
         uint32_t pin_tenant;
-        uint64_t ttl_until_ns, pin_moment;
+        uint64_t ttl_until_ns, ttl_ns, pin_moment;
     };
     using Waiting = std::set<std::pair<uint64_t, BlockId>>;  // (moment, block)
 
@@ -61,6 +63,7 @@ class EvictionOrder {
     void enter(BlockId leaf);
     void leave(BlockId block);
     bool raise(BlockId block, const Retention &wanted);
+    void raise_ancestors(BlockId block, const Retention &wanted);
     void unpin(BlockId block);
     void pin(BlockId block, uint32_t tenant);
     void end_lifetimes();
@@ -76,7 +79,9 @@ public:
     void set_policy(MakePolicy make);
 
     // All of these do nothing while the order is plain, but the last two.
-    void published(BlockId block);
+    // A new block begins as `wanted` says, its band may be below the default; its ancestors are
+    // raised to it.
+    void published(BlockId block, const Retention &wanted = {});
     void moved(BlockId from, BlockId to, bool was_evictable);
     void became_evictable(BlockId block);
     void became_held(BlockId block);
@@ -85,10 +90,15 @@ public:
     void request_ended(std::span<const BlockId> path, const RequestEnd &end);
     void advance(uint64_t now_ns);
     BlockId victim();
+    // No longer plain: bands, lifetimes or pins are coming.
+    void be_on() {
+        if (!is_on_) start();
+    }
     // Raises the block and its ancestors; never lowers.
     void set_retention(BlockId block, const Retention &wanted);
 
     Retention retention(BlockId block) const;
+    uint64_t now_ns() const { return now_ns_; }
     // What is wrong with the counts of one published block; nullptr: nothing.
     const char *wrong_with(BlockId block, uint32_t num_published_children) const;
     uint32_t num_children(BlockId block) const { return facts_[block].num_children; }

@@ -204,14 +204,14 @@ class CacheManager:
 
     # keeping and forgetting
 
-    def retain(self, table: TableId, retention: Retention, tenant: int, now_ns: int) -> None:
-        """What the table has published is kept at least as ``retention`` says.
+    def retain(self, table: TableId, retention: Retention, tenant: int) -> None:
+        """What the table publishes from now on is kept as ``retention`` says, and what it holds
+        already at least so; a lifetime starts at the time of the last ``advance``.
 
         ``tenant``, from 1: whose pins these are; each has a budget of half the pool.
         """
-        ends_ns = 0 if retention.ttl_ns is None else now_ns + retention.ttl_ns
         pinned_by = tenant if retention.is_pinned else 0
-        self._core.retain(table, retention.band, ends_ns, pinned_by)
+        self._core.retain(table, retention.band, retention.ttl_ns or 0, pinned_by)
 
     def forget(self, match: PrefixMatch) -> int:
         """Drops the blocks of ``match`` that nobody holds and nothing else goes on from, from its

@@ -61,7 +61,6 @@ class Scheduler:
         self._running: list[Request] = []
         self._by_id: dict[SequenceId, Request] = {}
         self._next_step = 0
-        self._now_ns = 0
         self._in_flight: StepPlan | None = None
 
     # ------------------------------------------------------------ requests in and out
@@ -142,7 +141,7 @@ class Scheduler:
         if is_sound:
             self.cache.commit(table, request.token_ids, request.num_computed_tokens)
         if not request.retention.is_default:
-            self.cache.retain(table, request.retention, request.tenant_id, self._now_ns)
+            self.cache.retain(table, request.retention, request.tenant_id)  # its lifetime starts
         self.cache.release(table, is_finished=is_finished)
         request.table_id = None
 
@@ -151,7 +150,6 @@ class Scheduler:
     def plan(self, now_ns: int) -> StepPlan | None:
         """The next step, or None where nothing can be computed."""
         assert self._in_flight is None, "the last step has not been applied"
-        self._now_ns = now_ns
         self.cache.advance(now_ns)
         budget = TokenBudget(main=self.config.max_num_batched_tokens)
         planned: dict[SequenceId, _Planned] = {}
@@ -278,6 +276,8 @@ class Scheduler:
         request.table_id = self.cache.open(
             match, request.namespace, is_resumed=request.num_preemptions > 0
         )
+        if not request.retention.is_default:
+            self.cache.retain(request.table_id, request.retention, request.tenant_id)
         self._count_hits(request, match.num_tokens)
         request.num_computed_tokens = match.num_tokens
         request.status = RequestStatus.RUNNING
