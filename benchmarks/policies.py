@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import numpy
+
 from common import DATA, finish, make_parser
 from pagemill.bench.replay import find_bounds, replay_cell, sizes
 from pagemill.bench.trace_formats import claude_code, mooncake
@@ -28,7 +30,7 @@ POLICIES = (
     "reuse_rank_plain", "reuse_rank",
 )  # fmt: skip
 QUICK = ("lru", "arc", "reuse_rank")
-IDS_BEFORE_AGENTS = 1 << 60
+IDS_BEFORE_AGENTS = 1 << 20
 
 
 def agent_hour(seed: int, hour: int) -> Iterator[TraceRequest]:
@@ -38,7 +40,7 @@ def agent_hour(seed: int, hour: int) -> Iterator[TraceRequest]:
         for row in claude_code.read(file, options):
             time_s = row.time_s - hour * HOUR_S
             if 0 <= time_s < HOUR_S:
-                ids = [IDS_BEFORE_AGENTS + i for i in row.ids[COARSER - 1 :: COARSER]]
+                ids = numpy.asarray(row.ids[COARSER - 1 :: COARSER]) + IDS_BEFORE_AGENTS
                 yield TraceRequest(
                     time_s, ids, row.prompt_tokens, row.output_tokens, row.has_tool_calls
                 )

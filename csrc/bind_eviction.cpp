@@ -116,5 +116,18 @@ void bind_eviction(nb::module_ &m, nb::class_<CacheCore> &core) {
         }
         return to_numpy(std::move(hits));
     }, "token_ids"_a, "start"_a, "times_ns"_a, "has_tool_calls"_a, "capacity"_a);
+    m.def("use_intervals", [](Array<uint32_t> token_ids, Array<int64_t> start,
+                              Array<int64_t> times_ns, Array<uint8_t> has_tool_calls,
+                              size_t num_warmup, uint32_t max_blocks) {
+        Requests requests = requests_of(token_ids, start, times_ns, has_tool_calls, false);
+        UseIntervals found;
+        {
+            nb::gil_scoped_release unlocked;
+            found = use_intervals(requests, num_warmup, max_blocks);
+        }
+        return nb::make_tuple(to_numpy(std::move(found.first)), to_numpy(std::move(found.last)),
+                              to_numpy(std::move(found.position)),
+                              to_numpy(std::move(found.num_blocks)));
+    }, "token_ids"_a, "start"_a, "times_ns"_a, "has_tool_calls"_a, "num_warmup"_a, "max_blocks"_a);
     m.def("eviction_policies", &eviction_policies);
 }

@@ -23,7 +23,7 @@ CacheCore::CacheCore(const CoreConfig &config) : config_(config), chain_(config.
                                                        config.eviction, tokens));
     }
     BlockGroup &first = *groups_.at(0);
-    if (config.has_tree && !first.window)
+    if (config.has_index && config.has_tree && !first.window)
         first.tree.emplace(first.index, config.num_blocks[0], config.block_size);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <queue>
+#include <utility>
 
 namespace pagemill::cache {
 
@@ -94,6 +95,34 @@ std::vector<int32_t> clairvoyant_hits(const Requests &requests, uint32_t capacit
     std::vector<int32_t> hits(requests.size());
     for (size_t i = 0; i < requests.size(); ++i) hits[i] = cache.serve(i);
     return hits;
+}
+
+UseIntervals use_intervals(const Requests &requests, size_t num_warmup, uint32_t max_blocks) {
+    auto all = requests.token_ids;
+    uint32_t largest = all.empty() ? 0 : *std::max_element(all.begin(), all.end());
+    std::vector<int32_t> user(size_t(largest) + 1, -1);
+    UseIntervals out;
+    for (size_t i = 0; i < requests.size(); ++i) {
+        auto ids = requests.ids(i);
+        int32_t before = -1;  // the user of the run that is open
+        for (size_t j = 0; j < ids.size(); ++j) {
+            int32_t first = std::exchange(user[ids[j]], int32_t(i));
+            if (i < num_warmup) first = -1;
+            bool is_open = first >= 0 && before == first && j + 1 < ids.size() &&
+                           uint32_t(out.num_blocks.back()) < max_blocks;
+            before = first;
+            if (first < 0) continue;
+            if (is_open) {
+                ++out.num_blocks.back();
+                continue;
+            }
+            out.first.push_back(first);
+            out.last.push_back(int32_t(i));
+            out.position.push_back(int32_t(j));
+            out.num_blocks.push_back(1);
+        }
+    }
+    return out;
 }
 
 }  // namespace pagemill::cache

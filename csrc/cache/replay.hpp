@@ -29,4 +29,13 @@ std::vector<int32_t> replay(CacheCore &core, const Requests &requests);
 // parent's, so what is kept is prefix-closed by itself.
 std::vector<int32_t> clairvoyant_hits(const Requests &requests, uint32_t capacity);
 
+// Runs of blocks of request `last` that stand side by side and were all used before by request
+// `first`, and by none between. The last block of a request, perhaps partly filled, is one alone.
+struct UseIntervals {
+    std::vector<int32_t> first, last, position, num_blocks;  // position: of the first block
+};
+
+// Of requests from num_warmup on; a run has at most max_blocks.
+UseIntervals use_intervals(const Requests &requests, size_t num_warmup, uint32_t max_blocks);
+
 }  // namespace pagemill::cache

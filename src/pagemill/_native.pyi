@@ -111,6 +111,16 @@ def clairvoyant_hits(
     has_tool_calls: NDArray[numpy.uint8],
     capacity: int,
 ) -> NDArray[numpy.int32]: ...
+def use_intervals(
+    token_ids: NDArray[numpy.uint32],
+    start: NDArray[numpy.int64],
+    times_ns: NDArray[numpy.int64],
+    has_tool_calls: NDArray[numpy.uint8],
+    num_warmup: int,
+    max_blocks: int,
+) -> tuple[NDArray[numpy.int32], NDArray[numpy.int32], NDArray[numpy.int32], NDArray[numpy.int32]]:
+    """First and last request, position of the first block, number of blocks of each run."""
+
 def eviction_policies() -> list[str]: ...
 
 # kernels

@@ -104,8 +104,10 @@ def best_work(intervals: Intervals, num_blocks: int) -> float:
     best = 0.0
     for picked in itertools.product((False, True), repeat=len(intervals.work)):
         load = intervals.path_blocks.copy()
-        for keep, first, last in zip(picked, intervals.first, intervals.last, strict=True):
-            load[first + 1 : last] += keep
+        for keep, first, last, number in zip(
+            picked, intervals.first, intervals.last, intervals.num_blocks, strict=True
+        ):
+            load[first + 1 : last] += keep * number
         if (load <= num_blocks).all():
             best = max(best, float(intervals.work[numpy.array(picked)].sum()))
     return best
@@ -168,7 +170,9 @@ def test_bounds_leave_out_requests_larger_than_the_cache() -> None:
     case = TraceCase()
     for i in range(20):
         case.add(i, (1, 2, 3) if i % 2 else (7,))
-    bounds = find_bounds(case.trace(), (2,))
+    bounds = find_bounds(case.trace(), (2, 30, 1))
+    assert bounds.hit_rate[1] == bounds.hit_rate[2] < bounds.hit_rate[30]
+    assert find_bounds(case.trace(), (30,)).saved_work[30] == bounds.saved_work[30]
     cell = replay_cell(case.trace(), "flat", "lru", 2)
     assert cell.hit_rate == pytest.approx(bounds.hit_rate[2])
     assert cell.saved_work == pytest.approx(bounds.saved_work[2])

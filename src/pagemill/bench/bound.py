@@ -20,13 +20,15 @@ from dataclasses import dataclass, replace
 import numpy
 from numpy.typing import NDArray
 
-from pagemill._native import clairvoyant_hits
+from pagemill import _native
 from pagemill.bench.traces import Trace
 
 EQUAL_TOKENS = 30_000
 """Attention costs as much as the linear layers at this position, in a model of 8 billion with
 grouped queries: the work of token p is 1 + p / 30,000."""
 NUM_ROUNDS = 80
+RUN_TOKENS = 512
+"""Blocks of one prompt that stand side by side and have the same two uses are one interval."""
 
 Floats = NDArray[numpy.float64]
 
@@ -50,7 +52,7 @@ def without_larger(trace: Trace, num_blocks: int) -> Trace:
 
 def bound_hit_tokens(trace: Trace, num_blocks: int) -> NDArray[numpy.int64]:
     """Hit tokens of each request; ``trace`` is one of block ids."""
-    blocks = clairvoyant_hits(
+    blocks = _native.clairvoyant_hits(
         trace.token_ids, trace.start, trace.times_ns, trace.has_tool_calls, num_blocks
     )
     return numpy.minimum(blocks.astype(numpy.int64) * trace.block_tokens, trace.prompt_tokens)
@@ -58,28 +60,43 @@ def bound_hit_tokens(trace: Trace, num_blocks: int) -> NDArray[numpy.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Each from the use at request ``first`` to the next use at ``last``; ``work`` is saved."""
+    """Runs of blocks, each from the use at request ``first`` to the next use at ``last``.
 
-    first: NDArray[numpy.int64]
-    last: NDArray[numpy.int64]
+    ``work`` is what a run saves as a whole, ``least`` and ``most`` what one of its blocks does.
+    """
+
+    first: NDArray[numpy.int32]
+    last: NDArray[numpy.int32]
+    num_blocks: NDArray[numpy.int32]
     work: Floats
+    least: Floats
+    most: Floats
     path_blocks: NDArray[numpy.int64]
 
 
 def use_intervals(trace: Trace, num_warmup: int) -> Intervals:
-    """All intervals that end at a counted request."""
-    lengths = numpy.diff(trace.start)
-    request = numpy.repeat(numpy.arange(trace.num_requests), lengths)
-    position = numpy.arange(len(request)) - numpy.repeat(trace.start[:-1], lengths)
-    begin = position * trace.block_tokens
-    end = numpy.minimum(begin + trace.block_tokens, trace.prompt_tokens[request])
-    work = work_of(end) - work_of(begin)
-    order = numpy.lexsort((request, trace.token_ids))
-    same = trace.token_ids[order][1:] == trace.token_ids[order][:-1]
-    first, last = request[order][:-1][same], request[order][1:][same]
-    counted = last >= num_warmup
+    """All that end at a counted request, in runs of at most 512 tokens."""
+    first, last, position, count = _native.use_intervals(
+        trace.token_ids,
+        trace.start,
+        trace.times_ns,
+        trace.has_tool_calls,
+        num_warmup,
+        max(1, RUN_TOKENS // trace.block_tokens),
+    )
+    size = trace.block_tokens
+    prompt = trace.prompt_tokens[last]
+    begin = position.astype(numpy.int64) * size
+    end = numpy.minimum(begin + count.astype(numpy.int64) * size, prompt)
+    head, tail = numpy.minimum(begin + size, prompt), numpy.maximum(end - size, begin)
     return Intervals(
-        first[counted], last[counted], work[order][1:][same][counted], lengths.astype(numpy.int64)
+        first,
+        last,
+        count,
+        work_of(end) - work_of(begin),
+        work_of(head) - work_of(begin),
+        work_of(end) - work_of(tail),
+        numpy.diff(trace.start),
     )
 
 
@@ -89,23 +106,27 @@ def bound_saved_work(intervals: Intervals, num_blocks: int, num_rounds: int = NU
     touches = intervals.last == intervals.first + 1  # nothing between: always kept
     sure = float(intervals.work[touches].sum())
     first, last = intervals.first[~touches], intervals.last[~touches]
-    work = intervals.work[~touches]
+    work, count = intervals.work[~touches], intervals.num_blocks[~touches].astype(numpy.float64)
+    least, most = intervals.least[~touches], intervals.most[~touches]
     if not len(work):
         return sure
-    span = (last - first - 1).astype(numpy.float64)
+    above = work - count * least  # what the run is worth when a block costs the least
+    slope = above / numpy.maximum(most - least, 1e-12)
+    span = count * (last - first - 1)
     prices = numpy.full(len(room), _even_price(work, span, float(room.sum())))
     lowest = float("inf")
     momentum = numpy.zeros(len(room))
     for turn in range(num_rounds):
         paid = numpy.concatenate([[0.0], numpy.cumsum(prices)])
-        gain = work - (paid[last] - paid[first + 1])
-        kept = gain > 0
-        value = float(gain[kept].sum() + prices @ room)
-        lowest = min(lowest, value)
+        price = paid[last] - paid[first + 1]  # of keeping one block of the run
+        # Block by block the gain is convex in the price, so it lies below its chord.
+        gain = numpy.where(price <= least, work - count * price, slope * (most - price))
+        kept = numpy.where(price < most, count, 0.0)
+        lowest = min(lowest, float(numpy.maximum(gain, 0.0).sum() + prices @ room))
         if not prices.any():
             break  # nothing is scarce
-        change = numpy.bincount(first[kept] + 1, minlength=len(room) + 1).astype(numpy.float64)
-        change -= numpy.bincount(last[kept], minlength=len(room) + 1)
+        change = numpy.bincount(first + 1, kept, minlength=len(room) + 1)
+        change -= numpy.bincount(last, kept, minlength=len(room) + 1)
         excess = (numpy.cumsum(change)[:-1] - room) / numpy.maximum(room, 1.0)
         momentum = 0.7 * momentum + 0.3 * excess
         step = 0.5 * float(prices.mean() + 1e-12) / (1 + turn / 8)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from pagemill._native import CacheCore, eviction_policies
 from pagemill.bench.bound import (
+    Intervals,
     bound_hit_tokens,
     bound_saved_work,
     use_intervals,
@@ -161,13 +162,18 @@ def find_bounds(blocks: Trace, num_blocks: Sequence[int], *, with_work: bool = T
     """``blocks``: a trace of block ids."""
     first = num_warmup(blocks)
     prompts = blocks.prompt_tokens[first:]
-    hits, works = {}, {}
+    hits: dict[int, float] = {}
+    works: dict[int, float] = {}
+    every: Intervals | None = None
     for size in num_blocks:
         served = without_larger(blocks, size)
         hits[size] = float(bound_hit_tokens(served, size)[first:].sum() / prompts.sum())
         if with_work:
-            saved = bound_saved_work(use_intervals(served, first), size)
-            works[size] = saved / float(work_of(prompts).sum())
+            if served is blocks:
+                every = found = every or use_intervals(blocks, first)
+            else:
+                found = use_intervals(served, first)
+            works[size] = bound_saved_work(found, size) / float(work_of(prompts).sum())
     return Bounds(hits, works)
 
 

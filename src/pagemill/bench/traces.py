@@ -80,8 +80,8 @@ def make_trace(name: str, block_tokens: int, is_exact: bool, rows: Sequence[Trac
         raise ConfigError(f"{name}: no request in it")
     lengths = [len(row.ids) for row in rows]
     flat = numpy.concatenate([numpy.asarray(row.ids, numpy.int64) for row in rows])
-    if not is_exact and len(flat):
-        flat = numpy.unique(flat, return_inverse=True)[1]
+    if not is_exact:
+        flat = _numbered(flat)
     return Trace(
         name,
         block_tokens,
@@ -93,6 +93,15 @@ def make_trace(name: str, block_tokens: int, is_exact: bool, rows: Sequence[Trac
         numpy.array([row.output_tokens for row in rows], numpy.int64),
         numpy.array([row.has_tool_calls for row in rows], numpy.uint8),
     )
+
+
+def _numbered(ids: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
+    """The same ids from 0 without gaps, in their order."""
+    if not len(ids) or ids.min() < 0 or ids.max() > 4 * len(ids):
+        return numpy.unique(ids, return_inverse=True)[1]
+    is_used = numpy.zeros(int(ids.max()) + 1, bool)
+    is_used[ids] = True
+    return (numpy.cumsum(is_used) - 1)[ids]
 
 
 def load_trace(
@@ -174,7 +183,7 @@ def _factor(large: int, small: int) -> int:
 
 
 def _with_ids(trace: Trace, block_size: int, ids: list[NDArray[numpy.uint32]]) -> Trace:
-    flat = numpy.unique(numpy.concatenate(ids), return_inverse=True)[1].astype(numpy.uint32)
+    flat = _numbered(numpy.concatenate(ids).astype(numpy.int64)).astype(numpy.uint32)
     start = numpy.concatenate([[0], numpy.cumsum([len(row) for row in ids])]).astype(numpy.int64)
     return replace(trace, block_tokens=block_size, token_ids=flat, start=start)
 

@@ -11,7 +11,11 @@ from pagemill.core.types import BlockId
 
 
 class EvictionPolicy(Protocol):
-    """Ranks leaves. One policy object serves one cache."""
+    """Ranks leaves. One policy object serves one cache.
+
+    A policy must not raise: the error reaches the caller, but the cache was in the middle of
+    something and is of no more use.
+    """
 
     def touch(self, block_id: BlockId, key: int, position: int, now_ns: int, is_new: bool) -> None:
         """The block was published (``is_new``), or a prompt found it.

@@ -10,12 +10,34 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
+import numpy
+from numpy.typing import NDArray
+
 from pagemill.bench.trace_formats.request import ReadOptions, TraceRequest
 
 BLOCK_TOKENS = 64
-IDS_OF_A_SESSION = 1 << 32
-SHARED_IDS = 1 << 20
-"""Room for the ids of one session, and for those of one shared prefix."""
+
+Ids = NDArray[numpy.int64]
+
+
+class _Numbers:
+    """Gives every session, and every shared prefix, a range of ids of its own."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._prefixes: dict[tuple[str, int, int], int] = {}
+
+    def take(self, count: int) -> int:
+        self._next += count
+        return self._next - count
+
+    def prefix(self, model: str, tool: int, system: int) -> Ids:
+        """The ids of the whole blocks that tools and system prompt fill."""
+        count = (tool + system) // BLOCK_TOKENS
+        key = (model, tool, system)
+        if key not in self._prefixes:
+            self._prefixes[key] = self.take(count)
+        return numpy.arange(count, dtype=numpy.int64) + self._prefixes[key]
 
 
 def is_it(row: Mapping[str, Any]) -> bool:
@@ -23,33 +45,40 @@ def is_it(row: Mapping[str, Any]) -> bool:
 
 
 def read(file: IO[str], options: ReadOptions) -> Iterator[TraceRequest]:
-    shared: dict[tuple[str, int, int], int] = {}
+    numbers = _Numbers()
     for number, line in enumerate(file):
         session = json.loads(line)
-        yield from _requests(session, session, number, options.start_s(number), shared)
+        first = numbers.take(_largest(session) + 1)
+        yield from _requests(session, first, options.start_s(number), numbers)
+
+
+def _largest(part: Mapping[str, Any]) -> int:
+    """The largest id of a session; a sub-agent shares its ids."""
+    found = 0
+    for row in part["requests"]:
+        runs = row.get("h", ())
+        ends = (begin + count - 1 for begin, count in zip(runs[::2], runs[1::2], strict=True))
+        found = max(found, _largest(row) if "sub" in row else max(ends, default=0))
+    return found
 
 
 def _requests(
-    part: Mapping[str, Any],
-    session: Mapping[str, Any],
-    number: int,
-    start_s: float,
-    shared: dict[tuple[str, int, int], int],
+    part: Mapping[str, Any], first: int, start_s: float, numbers: _Numbers
 ) -> Iterator[TraceRequest]:
     for row in part["requests"]:
         if "sub" in row:
-            yield from _requests(row, session, number, start_s, shared)
+            yield from _requests(row, first, start_s, numbers)
             continue
-        prefix_tokens = part["tool"] + part["sys"]
-        key = (row["m"], part["tool"], part["sys"])
-        prefix = shared.setdefault(key, len(shared) * SHARED_IDS)
-        ids = [(number + 1) * IDS_OF_A_SESSION + i for i in _expand(row["h"])]
-        num_shared = min(prefix_tokens // BLOCK_TOKENS, len(ids))
-        ids[:num_shared] = range(prefix, prefix + num_shared)
+        ids = _expand(row["h"]) + first
+        prefix = numbers.prefix(row["m"], part["tool"], part["sys"])[: len(ids)]
+        ids[: len(prefix)] = prefix
         tools = row.get("stop") == "tool_use"
         yield TraceRequest(start_s + row["t"], ids, row["in"], row["out"], tools)
 
 
-def _expand(runs: Sequence[int]) -> Iterator[int]:
-    for first, count in zip(runs[::2], runs[1::2], strict=True):
-        yield from range(first, first + count)
+def _expand(runs: Sequence[int]) -> Ids:
+    parts = [
+        numpy.arange(begin, begin + count, dtype=numpy.int64)
+        for begin, count in zip(runs[::2], runs[1::2], strict=True)
+    ]
+    return numpy.concatenate(parts) if parts else numpy.zeros(0, numpy.int64)

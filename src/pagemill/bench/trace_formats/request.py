@@ -3,13 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
     """``ids``: block ids, tokens, or nothing where a format carries lengths alone."""
 
     time_s: float
-    ids: Sequence[int]
+    ids: Sequence[int] | NDArray[numpy.int64]
     prompt_tokens: int
     output_tokens: int
     has_tool_calls: bool = False
