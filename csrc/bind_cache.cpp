@@ -245,6 +245,9 @@ void bind_core(nb::module_ &m) {
             if (band < 0 || band >= Retention::kNumBands) bug("retain: a band is 0 to 100");
             core.retain(table, {uint8_t(band), 0, pin_tenant, ttl_ns});
         }, "table"_a, "band"_a, "ttl_ns"_a, "pin_tenant"_a)
+        .def("set_shares", [](CacheCore &core, uint32_t group, uint32_t quota, bool is_fair) {
+            core.group(group).order.set_shares(quota, is_fair);
+        }, "group"_a, "quota_blocks"_a, "is_fair"_a)
         .def("forget_path", &CacheCore::forget_path, "match"_a)
         .def("forget_root", [](CacheCore &core, const nb::bytes &root) {
             return core.forget_root(to_hash(root));
@@ -261,7 +264,7 @@ void bind_core(nb::module_ &m) {
         .def("floor", &CacheCore::floor, "match"_a)
         .def("can_admit", &CacheCore::can_admit, "match"_a, "num_tokens"_a, "reserve_blocks"_a,
              "chunk_tokens"_a)
-        .def("open", &CacheCore::open, "match"_a, "is_resumed"_a)
+        .def("open", &CacheCore::open, "match"_a, "is_resumed"_a, "tenant"_a = 0)
         .def("extend", &copies_or_none, "table"_a, "num_tokens"_a)
         .def("release_copies", &release_copies, "copies"_a)
         .def("commit", [](CacheCore &core, TableId table, nb::handle token_ids,

@@ -20,12 +20,13 @@ bool BlockGroup::is_taken(const Hash &hash, const Hash &parent, const uint32_t *
 }
 
 void BlockGroup::publish(BlockId block, const Hash &hash, const Hash &parent,
-                         const uint32_t *tokens, uint32_t j, const Retention &wanted) {
+                         const uint32_t *tokens, uint32_t j, const Retention &wanted,
+                         uint32_t tenant) {
     BlockId other = index.find(hash);
     if (other == kNullBlock) {
         index.publish(block, hash, parent, tokens, j == 0);
         if (tree) grow_tree(block, parent, j, block_size);
-        order.published(block, wanted);
+        order.published(block, wanted, tenant);
         log.stored(group_id, hash, parent, tokens, block_size);
         ++counters.num_stored;
         return;
@@ -59,11 +60,16 @@ bool BlockGroup::grow_tree(BlockId block, const Hash &parent, uint32_t j, uint32
 }
 
 void BlockGroup::keep_tail(BlockId block, const Hash &parent, uint32_t j, uint32_t count,
-                           const Retention &wanted) {
+                           const Retention &wanted, uint32_t tenant) {
     if (j > 0 && index.find(parent) == kNullBlock) return;
     if (!grow_tree(block, parent, j, count)) return;
     index.note_tail(block, parent, j == 0);
-    order.published(block, wanted);
+    order.published(block, wanted, tenant);
+}
+
+void BlockGroup::keep_quota(uint32_t tenant) {
+    for (BlockId block; (block = order.over_quota(tenant)) != kNullBlock; ++counters.num_evicted)
+        evict_block(block);
 }
 
 void BlockGroup::take(BlockId block, bool is_hit) {

@@ -60,13 +60,15 @@ struct BlockGroup {
     bool is_taken(const Hash &hash, const Hash &parent, const uint32_t *tokens) const;
     // Block j of a chain, full, final and held, becomes findable, or a duplicate of one that is.
     void publish(BlockId block, const Hash &hash, const Hash &parent, const uint32_t *tokens,
-                 uint32_t j, const Retention &wanted);
+                 uint32_t j, const Retention &wanted, uint32_t tenant);
     // Findable, or a cached tail: evictable when nobody holds it, and never written.
     bool is_cached(BlockId block) const { return index.is_cached(block); }
     // The first `count` tokens of block j, held once and never published, stay in the tree, unless
     // they are there already. Its token ids have been noted in the index.
     void keep_tail(BlockId block, const Hash &parent, uint32_t j, uint32_t count,
-                   const Retention &wanted);
+                   const Retention &wanted, uint32_t tenant);
+    // Evicts what a tenant has over its quota, as far as nobody holds it.
+    void keep_quota(uint32_t tenant);
 
     // One holder more of a published block that a prompt found.
     void take(BlockId block, bool is_hit);

@@ -57,7 +57,7 @@ TableId CacheCore::new_table() {
     return table.generation << kSlotBits | slot;
 }
 
-TableId CacheCore::open(const Match &match, bool is_resumed) {
+TableId CacheCore::open(const Match &match, bool is_resumed, uint32_t tenant) {
     if (match.version != version_) bug("open: the cache has changed since this match was made");
     TableId id = new_table();
     Table &fresh = table(id);
@@ -68,6 +68,7 @@ TableId CacheCore::open(const Match &match, bool is_resumed) {
     fresh.key = match.key;
     fresh.tail = kNullBlock;
     fresh.retention = {};
+    fresh.tenant = tenant;
     fresh.blocks = match.blocks;
     fresh.first_live.clear();
     for (uint32_t g = 0; g < num_groups(); ++g) {
@@ -124,6 +125,7 @@ void CacheCore::close(uint32_t slot) {
         groups_[g]->request_ended(old.blocks[g], old.num_published, old.end);
         groups_[g]->release_all(old.blocks[g]);
         old.blocks[g].clear();
+        groups_[g]->keep_quota(old.tenant);
     }
     old.is_closing = false;
     free_slots_.push_back(slot);
@@ -228,7 +230,7 @@ void CacheCore::keep_tail(Table &table) {
     if (table.tail == kNullBlock || table.is_chain_stopped || table.num_published < j) return;
     if (table.blocks[0][j] != table.tail || groups_[0]->pool.ref_count(table.tail) > 1) return;
     groups_[0]->keep_tail(table.tail, table.key, j, table.num_committed % size,
-                          wanted_now(table));
+                          wanted_now(table), table.tenant);
 }
 
 // In order, and never a block that others hold too: to a fork made while a step ran it is a partly
@@ -251,7 +253,8 @@ void CacheCore::publish_full_blocks(Table &table, const uint32_t *tokens) {
         }
         for (uint32_t g = 0; g < num_groups(); ++g)
             if (BlockId block = table.blocks[g][j]; block != kNullBlock)
-                groups_[g]->publish(block, key, table.key, block_tokens, j, wanted);
+                groups_[g]->publish(block, key, table.key, block_tokens, j, wanted,
+                                    table.tenant);
         table.key = key;
     }
 }

@@ -45,6 +45,7 @@ struct Table {
     uint32_t num_copies = 0;  // of those
     RequestEnd end{};         // said at its release
     Retention retention{};    // of what it publishes
+    uint32_t tenant = 0;
     bool is_chain_stopped = false;  // a hash lied: nothing of this table is published any more
     uint32_t num_asked = 0, num_cached = 0, num_committed = 0, num_published = 0;
     Hash key{};  // of block num_published - 1, or the root
@@ -142,7 +143,8 @@ public:
     bool can_admit(const Match &match, uint32_t num_tokens, uint32_t reserve_blocks,
                    uint32_t chunk_tokens) const;
 
-    TableId open(const Match &match, bool is_resumed);
+    // `tenant`: who pays for what the table publishes, where tenants have shares.
+    TableId open(const Match &match, bool is_resumed, uint32_t tenant = 0);
     // False: not now, and nothing changed. Copies are appended.
     bool extend(TableId id, uint32_t num_tokens, std::vector<Copy> &copies);
     void release_copies(const std::vector<Copy> &copies);

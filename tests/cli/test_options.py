@@ -78,7 +78,8 @@ def test_every_flag_is_also_a_setting_of_a_file(tmp_path: Path) -> None:
     values = {
         "dtype": "float32", "kv-format": "bf16", "kv-cache-dtype": "bfloat16", "block-size": 64,
         "prefix-index": "off", "scheduling-policy": "priority", "host": "::1", "port": 1,
-        "metrics-prefix": "vllm", "eviction": "arc", "drain-timeout": 2.5, "kv-memory": "1GiB",
+        "metrics-prefix": "vllm", "eviction": "arc",
+        "tenant-quota": 0.5, "fair-share": "on", "drain-timeout": 2.5, "kv-memory": "1GiB",
         "kv-cache-memory-bytes": 4096, "enable-prefix-caching": True,
     }  # fmt: skip
     parser = make_parser()

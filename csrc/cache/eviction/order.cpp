@@ -28,13 +28,13 @@ EvictionOrder::EvictionOrder(const BlockPool &pool, const FlatIndex &index, bool
 void EvictionOrder::set_policy(MakePolicy make) {
     if (index_.num_published() > 0) bug("set_policy: blocks are published already");
     make_ = std::move(make);
-    bands_.clear();
+    ranked_.clear();
     is_on_ = true;
     facts_ = Zeroed<Fact>(pool_.num_blocks());
 }
 
-EvictionPolicy &EvictionOrder::policy(uint8_t band) {
-    auto &found = bands_[band];
+EvictionPolicy &EvictionOrder::policy(const Fact &fact) {
+    auto &found = ranked_[{fact.band, fact.tenant}];
     if (!found) {
         found = make_(config_);
         found->advance(now_ns_);
@@ -62,11 +62,12 @@ void EvictionOrder::count_child(BlockId block) {
     facts_[block].position = position;
 }
 
-void EvictionOrder::published(BlockId block, const Retention &wanted) {
+void EvictionOrder::published(BlockId block, const Retention &wanted, uint32_t tenant) {
     if (!is_on_) return;
-    facts_[block] = {0, 0, wanted.band, kNowhere, 0, 0, 0, 0};
+    facts_[block] = {0, 0, wanted.band, kNowhere, has_shares_ ? tenant : 0, 0, 0, 0, 0};
+    if (has_shares_) ++num_cached_[tenant];
     count_child(block);
-    policy(wanted.band).published(block, known_key(block), facts_[block].position);
+    policy(facts_[block]).published(block, known_key(block), facts_[block].position);
     raise(block, wanted);
     raise_ancestors(block, wanted);
 }
@@ -75,7 +76,7 @@ void EvictionOrder::moved(BlockId from, BlockId to, bool was_evictable) {
     if (!is_on_) return;
     if (was_evictable) leave(from);
     facts_[to] = facts_[from];
-    policy(facts_[from].band).moved(from, to);
+    policy(facts_[from]).moved(from, to);
     if (uint32_t tenant = facts_[from].pin_tenant) {
         Waiting &pins = pins_of_tenant_[tenant];
         pins.erase({facts_[from].pin_moment, from});
@@ -90,7 +91,7 @@ bool EvictionOrder::is_leaf(BlockId block) const {
 
 void EvictionOrder::became_evictable(BlockId block) {
     if (!is_on_) return;
-    policy(facts_[block].band).released(block);
+    policy(facts_[block]).released(block);
     if (facts_[block].num_children == 0) enter(block);
 }
 
@@ -102,7 +103,7 @@ void EvictionOrder::became_held(BlockId block) {
 void EvictionOrder::touched(BlockId block) {
     if (!is_on_) return;
     Fact &fact = facts_[block];
-    policy(fact.band).touched(block);
+    policy(fact).touched(block);
     if (fact.ttl_ns && fact.ttl_until_ns > now_ns_ && fact.place == kNowhere)
         fact.ttl_until_ns = now_ns_ + fact.ttl_ns;
 }
@@ -112,7 +113,8 @@ void EvictionOrder::dropped(BlockId block) {
     BlockId parent = parent_of(block);
     leave(block);
     unpin(block);
-    policy(facts_[block].band).dropped(block);
+    policy(facts_[block]).dropped(block);
+    if (has_shares_) count_less(facts_[block].tenant);
     facts_[block] = {};
     if (parent == kNullBlock) return;
     if (--facts_[parent].num_children == 0 && pool_.ref_count(parent) == 0) enter(parent);
@@ -120,12 +122,12 @@ void EvictionOrder::dropped(BlockId block) {
 
 void EvictionOrder::request_ended(std::span<const BlockId> path, const RequestEnd &end) {
     if (!is_on_) return;
-    if (bands_.size() == 1) return bands_.begin()->second->request_ended(path, end);
+    if (ranked_.size() == 1) return ranked_.begin()->second->request_ended(path, end);
     std::vector<BlockId> part;
-    for (auto &[band, policy] : bands_) {
+    for (auto &[place, policy] : ranked_) {
         part.clear();
         for (BlockId block : path)
-            if (facts_[block].band == band) part.push_back(block);
+            if (std::pair(facts_[block].band, facts_[block].tenant) == place) part.push_back(block);
         if (!part.empty()) policy->request_ended(part, end);
     }
 }
@@ -143,7 +145,7 @@ void EvictionOrder::enter(BlockId leaf) {
         ends_.emplace(fact.ttl_until_ns, fact.band, leaf);
     } else {
         fact.place = kRanked;
-        policy(fact.band).add(leaf);
+        policy(fact).add(leaf);
     }
 }
 
@@ -151,7 +153,7 @@ void EvictionOrder::leave(BlockId block) {
     Fact &fact = facts_[block];
     switch (fact.place) {
         case kNowhere: return;
-        case kRanked: policy(fact.band).remove(block); break;
+        case kRanked: policy(fact).remove(block); break;
         case kKept:
             kept_[fact.band].erase({fact.ttl_until_ns, block});
             ends_.erase({fact.ttl_until_ns, fact.band, block});
@@ -172,18 +174,8 @@ void EvictionOrder::end_lifetimes() {
 void EvictionOrder::advance(uint64_t now_ns) {
     if (now_ns <= now_ns_) return;
     now_ns_ = now_ns;
-    for (auto &[band, policy] : bands_) policy->advance(now_ns);
+    for (auto &[place, policy] : ranked_) policy->advance(now_ns);
     if (!ends_.empty()) end_lifetimes();
-}
-
-BlockId EvictionOrder::victim() {
-    if (!is_on_) return pool_.oldest();
-    for (auto &[band, policy] : bands_)
-        if (BlockId leaf = policy->victim(); leaf != kNullBlock) return leaf;
-    for (auto *waiting : {&kept_, &pinned_})
-        for (auto &[band, leaves] : *waiting)
-            if (!leaves.empty()) return leaves.begin()->second;
-    return kNullBlock;
 }
 
 // ---- retention ------------------------------------------------------------------------------
@@ -192,7 +184,9 @@ BlockId EvictionOrder::victim() {
 void EvictionOrder::start() {
     is_on_ = true;
     facts_ = Zeroed<Fact>(pool_.num_blocks());
-    EvictionPolicy &ranks = policy(Retention::kDefaultBand);
+    Fact usual{};
+    usual.band = Retention::kDefaultBand;
+    EvictionPolicy &ranks = policy(usual);
     for (BlockId block = 1; block < pool_.num_blocks(); ++block) {
         if (!index_.is_cached(block)) continue;
         facts_[block].band = Retention::kDefaultBand;
@@ -236,10 +230,10 @@ bool EvictionOrder::raise(BlockId block, const Retention &wanted) {
     bool was_placed = fact.place != kNowhere;
     leave(block);
     if (wanted.band > fact.band) {
-        policy(fact.band).dropped(block);
+        policy(fact).dropped(block);
         fact.band = wanted.band;
-        policy(fact.band).published(block, known_key(block), fact.position);
-        if (pool_.ref_count(block) == 0) policy(fact.band).released(block);
+        policy(fact).published(block, known_key(block), fact.position);
+        if (pool_.ref_count(block) == 0) policy(fact).released(block);
     }
     fact.ttl_until_ns = std::max(fact.ttl_until_ns, wanted.ttl_until_ns);
     fact.ttl_ns = std::max(fact.ttl_ns, wanted.ttl_ns);

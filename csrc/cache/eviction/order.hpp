@@ -1,6 +1,7 @@
 // In which order the published blocks of one group go. Below, what goes first stands first:
 //
-//     ranked, lowest band first, in a band as its policy says
+//     ranked, lowest band first, in a band as its policy says; where tenants have shares, each
+//             tenant has policies of its own, and who has most may come first
 //     kept: a lifetime (TTL) runs; lowest band, then the one that ends first
 //     pinned; lowest band, then the oldest pin
 //
@@ -35,7 +36,7 @@ class EvictionOrder {
         uint32_t num_children, position;
         uint8_t band;
         Place place;
-        uint32_t pin_tenant;
+        uint32_t tenant, pin_tenant;
         uint64_t ttl_until_ns, ttl_ns, pin_moment;
     };
     using Waiting = std::set<std::pair<uint64_t, BlockId>>;  // (moment, block)
@@ -47,14 +48,22 @@ class EvictionOrder {
     MakePolicy make_;
     bool is_on_;
     Zeroed<Fact> facts_;
-    std::map<uint8_t, std::unique_ptr<EvictionPolicy>> bands_;  // made when first used
+    using Ranks = std::pair<uint8_t, uint32_t>;  // (band, tenant)
+    std::map<Ranks, std::unique_ptr<EvictionPolicy>> ranked_;  // made when first used
     std::map<uint8_t, Waiting> kept_, pinned_;
     std::set<std::tuple<uint64_t, uint8_t, BlockId>> ends_;  // of kept leaves: (end, band, block)
     std::map<uint32_t, Waiting> pins_of_tenant_;
     uint32_t pin_budget_;
     uint64_t now_ns_ = 0, clock_ = 0, num_dropped_pins_ = 0;
 
-    EvictionPolicy &policy(uint8_t band);
+    bool has_shares_ = false, is_fair_ = false;
+    uint32_t quota_blocks_ = 0;
+    std::map<uint32_t, uint32_t> num_cached_;  // of a tenant, where there are shares
+
+    EvictionPolicy &policy(const Fact &fact);
+    void count_less(uint32_t tenant);
+    BlockId victim_of(uint32_t tenant);
+    BlockId victim_by_share();
     BlockId parent_of(BlockId block) const;
     Key known_key(BlockId block) const;
     void start();
@@ -75,13 +84,18 @@ public:
     bool is_on() const { return is_on_; }
     uint64_t num_dropped_pins() const { return num_dropped_pins_; }
     void set_pin_budget(uint32_t num_blocks) { pin_budget_ = num_blocks; }
+    // Before anything is published: a tenant keeps at most so many blocks cached when its requests
+    // end; and, where it is fair, the tenant that has most loses first.
+    void set_shares(uint32_t quota_blocks, bool is_fair);
+    // The next leaf to go of a tenant that has more than its quota; else kNullBlock.
+    BlockId over_quota(uint32_t tenant);
     // Another maker of policies, before anything is published: a plug-in.
     void set_policy(MakePolicy make);
 
     // All of these do nothing while the order is plain, but the last two.
     // A new block begins as `wanted` says, its band may be below the default; its ancestors are
     // raised to it.
-    void published(BlockId block, const Retention &wanted = {});
+    void published(BlockId block, const Retention &wanted = {}, uint32_t tenant = 0);
     void moved(BlockId from, BlockId to, bool was_evictable);
     void became_evictable(BlockId block);
     void became_held(BlockId block);

@@ -65,6 +65,10 @@ class CacheManager:
         )
         if policy is not None:
             self._core.set_policy(policy)
+        if config.has_shares:
+            for group, num_blocks in enumerate(config.num_blocks):
+                quota = max(1, int(config.tenant_quota * (num_blocks - 1)))
+                self._core.set_shares(group, quota, config.is_fair)
 
     # matching
 
@@ -106,13 +110,21 @@ class CacheManager:
 
     # tables
 
-    def open(self, match: PrefixMatch, namespace: bytes, *, is_resumed: bool = False) -> TableId:
+    def open(
+        self,
+        match: PrefixMatch,
+        namespace: bytes,
+        *,
+        is_resumed: bool = False,
+        tenant: int = 0,
+    ) -> TableId:
         """A table that holds the matched blocks. Nothing may happen between peek and open.
 
         ``is_resumed``: a preempted sequence comes back; what it finds is not a hit of its prompt.
+        ``tenant``: whose share of the pool its blocks count against.
         """
         assert match.namespace == namespace, "open: this match was made in another namespace"
-        return TableId(self._core.open(match.native, is_resumed))
+        return TableId(self._core.open(match.native, is_resumed, tenant))
 
     def num_tokens_cached(self, table: TableId) -> int:
         """Tokens that the match gave when the table was opened."""
@@ -184,6 +196,8 @@ class CacheManager:
         did the answer call tools?
         """
         self._core.release(table, is_finished, has_tool_calls)
+        if self._on_event is not None and self.config.has_shares:
+            self._tell_events(self._on_event)
 
     def num_blocks(self, table: TableId, group: GroupId) -> int:
         """Entries of the table in ``group``, those that left the window included."""

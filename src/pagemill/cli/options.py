@@ -109,6 +109,20 @@ ENGINE_OPTIONS = (
         _one_of(EVICTIONS),
     ),
     Option(
+        "tenant_quota",
+        ("--tenant-quota",),
+        float,
+        "part of the pool that one API key's cached blocks may fill (1)",
+        "PART",
+    ),
+    Option(
+        "fair_share",
+        ("--fair-share",),
+        str,
+        "when blocks are short, who has most cached loses first (off)",
+        "{on,off}",
+    ),
+    Option(
         "cache_key_file",
         ("--cache-key-file",),
         Path,

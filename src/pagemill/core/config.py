@@ -42,6 +42,8 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     prefix_index: str = "radix"
     eviction: str = "lru"
+    tenant_quota: float = 1.0
+    fair_share: str = "off"
     cache_key_file: Path | None = None
     chat_template: Path | None = None
     num_threads: int | None = None
@@ -54,6 +56,9 @@ class EngineConfig:
         _choose("prefix_index", self.prefix_index, PREFIX_INDEXES)
         _choose("eviction", self.eviction, EVICTIONS)
         _choose("scheduling_policy", self.scheduling_policy, POLICIES)
+        _choose("fair_share", self.fair_share, ("on", "off"))
+        if not 0 < self.tenant_quota <= 1:
+            raise ConfigError(f"tenant_quota is {self.tenant_quota}: give a part, as 0.5")
         if self.block_size not in BLOCK_SIZES:
             raise ConfigError(f"block_size is {self.block_size}: choose one of {BLOCK_SIZES}")
         if self.num_blocks is not None and self.kv_memory_bytes is not None:

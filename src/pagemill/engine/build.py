@@ -180,6 +180,8 @@ def _divide(config: EngineConfig, model: ModelConfig, kv_format: str, max_len: i
         block_size=size,
         prefix_index=config.prefix_index,
         eviction=config.eviction,
+        tenant_quota=config.tenant_quota,
+        is_fair=config.fair_share == "on",
     )
 
 

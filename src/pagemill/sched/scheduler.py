@@ -274,7 +274,10 @@ class Scheduler:
 
     def _start(self, request: Request, match: PrefixMatch, now_ns: int) -> None:
         request.table_id = self.cache.open(
-            match, request.namespace, is_resumed=request.num_preemptions > 0
+            match,
+            request.namespace,
+            is_resumed=request.num_preemptions > 0,
+            tenant=request.tenant_id,
         )
         if not request.retention.is_default:
             self.cache.retain(request.table_id, request.retention, request.tenant_id)
