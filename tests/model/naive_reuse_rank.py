@@ -166,9 +166,12 @@ class NaiveNet:
         self.missed = self.missed * keep + (asked - in_lru)
         self.leads.append(self.leads[-1] + in_shadow - in_lru)
         extreme = max(self.leads) if self.is_following else min(self.leads)
+        since = len(self.leads) - 1 - self.leads[::-1].index(extreme)
+        steps = zip(self.leads[since:], self.leads[since + 1 :], strict=False)
+        num_losses = sum(after < before for before, after in steps)
         in_turnover = self.asked / max(self.missed, 1.0) * capacity
         moved = abs(self.leads[-1] - extreme) / in_turnover
-        if moved > (0.04 if self.is_following else 0.01):
+        if moved > 0.04 and num_losses >= 2 if self.is_following else moved > 0.01:
             self.is_following = not self.is_following
             self.num_switches += 1
             self.leads = self.leads[-1:]

@@ -4,7 +4,8 @@
 // LRU, as the pool has; what is asked in one is a mean over about two. LRU is followed first.
 // ReuseRank is followed once the lead has risen, from its lowest since the last switch, by 1 % of
 // what is asked in a turnover; and LRU again once the lead has fallen, from its highest since, by
-// 4 %. A switch costs as well: the pool gets what it lacks only when it is asked for.
+// 4 % and in two requests: in a small pool one long request is more than that. A switch costs as
+// well: the pool gets what it lacks only when it is asked for.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +16,18 @@ namespace pagemill::cache {
 
 class SafetyNet {
     static constexpr double kMeanTurnovers = 2, kRise = 0.01, kFall = 0.04;
+    static constexpr uint32_t kLosses = 2;
     const double capacity_;
     double lead_ = 0, turn_ = 0;  // turn: the lead's lowest or highest since the switch
     double asked_ = 0, missed_ = 0;
+    uint32_t num_losses_ = 0;    // requests that lost since the turn
     bool is_following_ = false;  // ReuseRank
+
+    bool must_switch() const {
+        double asked_in_turnover = asked_ / std::max(missed_, 1.0) * capacity_;
+        double moved = std::abs(lead_ - turn_) / asked_in_turnover;
+        return is_following_ ? moved > kFall && num_losses_ >= kLosses : moved > kRise;
+    }
 
 public:
     explicit SafetyNet(uint32_t capacity) : capacity_(capacity) {}
@@ -30,13 +39,16 @@ public:
         double keep = std::exp(-missed / (kMeanTurnovers * capacity_));
         asked_ = asked_ * keep + num_asked;
         missed_ = missed_ * keep + missed;
-        double asked_in_turnover = asked_ / std::max(missed_, 1.0) * capacity_;
         lead_ += double(num_hits) - double(num_lru_hits);
-        turn_ = is_following_ ? std::max(turn_, lead_) : std::min(turn_, lead_);
-        double moved = std::abs(lead_ - turn_) / asked_in_turnover;
-        if (moved <= (is_following_ ? kFall : kRise)) return;
+        num_losses_ += num_hits < num_lru_hits;
+        if (is_following_ ? lead_ >= turn_ : lead_ <= turn_) {
+            turn_ = lead_;
+            num_losses_ = 0;
+        }
+        if (!must_switch()) return;
         is_following_ = !is_following_;
         turn_ = lead_;
+        num_losses_ = 0;
     }
 };
 
