@@ -93,11 +93,12 @@ class Traffic:
             self.check_work()
 
     def check_work(self) -> None:
-        """Every token is computed once, less the hits, and again what a preemption lost."""
+        """Every token is computed once, less what was found, and again what a preemption lost."""
         stats = self.bench.scheduler.stats
         needed = sum(len(prompt) + max_tokens - 1 for _, prompt, max_tokens in self.requests)
         computed = sum(plan.num_tokens for plan in self.bench.plans)
-        assert computed == needed - stats.num_hit_tokens + stats.num_recomputed_tokens
+        found = stats.num_hit_tokens + stats.num_found_later_tokens
+        assert computed == needed - found + stats.num_recomputed_tokens
         assert stats.num_finished == len(self.requests)
 
 

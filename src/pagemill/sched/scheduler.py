@@ -299,6 +299,7 @@ class Scheduler:
         kept = min(num_hit_tokens, request.num_recomputed_tokens)
         request.num_recomputed_tokens -= kept
         self.stats.num_recomputed_tokens -= kept
+        self.stats.num_found_later_tokens += num_hit_tokens - kept
 
     # ------------------------------------------------------------ emit and apply
 

@@ -50,5 +50,6 @@ class SchedulerStats:
     num_prompt_tokens: int = 0
     num_hit_tokens: int = 0  # of those
     num_recomputed_tokens: int = 0
+    num_found_later_tokens: int = 0  # by preempted requests, beyond what they had computed
     num_output_tokens: int = 0
     num_steps: int = 0
