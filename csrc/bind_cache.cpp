@@ -177,7 +177,9 @@ void swap_cached_blocks(CacheCore &core, uint32_t index, BlockId a, BlockId b) {
             group.pool.ref_count(block) > 0)
             bug("swap: block " + std::to_string(block) + " is not evictable");
     if (a == b) bug("swap: a block with itself");
-    if (group.order.is_on()) bug("swap: only under plain LRU");
+    // What the order knows of each stays with the block: it must be the same of both.
+    if (group.order.is_on() && group.order.num_children(a) != group.order.num_children(b))
+        bug("swap: two blocks with as many children, or plain LRU");
     group.index.swap(a, b);
     if (group.tree) group.tree->swap(a, b);
     group.pool.swap_positions(a, b);

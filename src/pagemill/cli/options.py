@@ -105,7 +105,7 @@ ENGINE_OPTIONS = (
         "eviction",
         ("--eviction",),
         str,
-        "which cached blocks go first; reuse_rank learns from the traffic (lru)",
+        "which cached blocks go first; reuse_rank learns from the traffic (reuse_rank)",
         _one_of(EVICTIONS),
     ),
     Option(

@@ -41,7 +41,7 @@ class EngineConfig:
     max_queue: int = 1024
     scheduling_policy: str = "fcfs"
     prefix_index: str = "radix"
-    eviction: str = "lru"
+    eviction: str = "reuse_rank"
     tenant_quota: float = 1.0
     fair_share: str = "off"
     cache_key_file: Path | None = None
