@@ -1,0 +1,1 @@
+"""Floor 7: traces, and what a cache makes of them. Without torch."""
