@@ -25,6 +25,8 @@ LOG = logging.getLogger("pagemill.events")
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 LAST_BATCHES_MS = 1000
 MAX_PORT = 65535
+LONE_EVENTS_MS = 100
+"""Events that no step follows, as those of a cache that is cleared at idle, wait so long."""
 
 
 def zmq_library() -> Any:
@@ -49,7 +51,8 @@ class KvEventPublisher:
 
         made (sockets are bound) --start--> running --close--> closed
 
-    1. ``add`` and ``flush`` belong to the engine's thread and never wait: they append to queues.
+    1. ``add`` and ``flush`` are for the engine's thread and never wait: they append to queues. A
+       lock is held for an append, and while the replay socket copies the list of what is kept.
     2. Each batch gets the next number, also one that is not sent: a full queue drops it from the
        live stream only. ``num_dropped`` counts it, a subscriber sees the gap, and the replay socket
        still has it, among the last ``kv_events_buffer_steps`` batches.
@@ -101,6 +104,8 @@ class KvEventPublisher:
         if not address:
             return None
         socket = self._context.socket(self._zmq.ROUTER)
+        # a whole replay fits; over its mark (1,000 by default) a ROUTER drops without a word
+        socket.set_hwm(self._config.kv_events_buffer_steps + 1)
         self._bind(socket, address.removeprefix("@"), "kv-events-replay-endpoint")
         return socket
 
@@ -135,16 +140,17 @@ class KvEventPublisher:
 
     def add(self, event: CacheEvent) -> None:
         """One more event of the step that runs."""
-        self._pending.append(event)
+        with self._lock:
+            self._pending.append(event)
 
     def flush(self) -> None:
         """The step is over: what it did is one batch."""
-        if not self._pending:
-            return
-        batch = EventBatch(time.time(), tuple(self._pending))
-        self._pending.clear()
-        kept = _Kept(self._next_number, batch)
         with self._lock:
+            if not self._pending:
+                return
+            batch = EventBatch(time.time(), tuple(self._pending))
+            self._pending.clear()
+            kept = _Kept(self._next_number, batch)
             self._next_number += 1
             self._kept.append(kept)
             if len(self._queue) < self._config.kv_events_max_queue:
@@ -191,7 +197,8 @@ class KvEventPublisher:
         if self._replay is not None:
             poller.register(self._replay, self._zmq.POLLIN)
         while True:
-            poller.poll()
+            if not poller.poll(LONE_EVENTS_MS):
+                self.flush()
             self._quiet()
             self._send_queued()
             if self._replay is not None:

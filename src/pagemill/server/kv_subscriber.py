@@ -169,6 +169,7 @@ class KvEventSubscriber:
         if not self._replay_endpoint:
             return
         socket = self._context.socket(self._zmq.DEALER)
+        socket.set_hwm(0)
         try:
             socket.connect(self._replay_endpoint)
             socket.send_multipart((b"", start.to_bytes(8, "big")))
