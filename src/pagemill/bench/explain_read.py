@@ -5,6 +5,7 @@ import hashlib
 import json
 import lzma
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,6 +24,7 @@ OUTPUT_FIELDS = ("output", "response", "completion")
 MILLISECONDS_FROM = 1e11
 """A number this large counts milliseconds: as seconds it would be the year 5138."""
 PIECE_CHARACTERS = 1 << 20
+_BETWEEN = re.compile(r"[\s,]*")
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 
 
@@ -98,26 +100,24 @@ def _parse(where: str, line: bytes) -> Any:
 def _list_items(path: Path, first: bytes, opened: Any) -> Iterator[tuple[str, Any]]:
     """The items of one JSON list, without holding all of it."""
     decoder, number = json.JSONDecoder(), 0
-    text, is_over = first.decode()[1:], False
-    rest = b""
+    text, at, rest, is_over = first.decode()[1:], 0, b"", False
     while True:
-        text = text.lstrip(" \t\r\n,")
-        if text.startswith("]"):
+        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
+        if text.startswith("]", at):
             return
         try:
-            item, end = decoder.raw_decode(text)
-            number += 1
-            yield f"{path}, record {number}", item
-            text = text[end:]
-            continue
+            item, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             if is_over:
                 where = f"{path}, record {number + 1}"
                 raise ConfigError(f"{where}: no JSON ({error}); is the file complete?") from error
-        piece = rest + opened.read(max(PIECE_CHARACTERS, len(text)))
-        is_over = len(piece) == len(rest)
-        whole = len(piece) if is_over else _whole_characters(piece)
-        text, rest = text + piece[:whole].decode(), piece[whole:]
+            piece = rest + opened.read(max(PIECE_CHARACTERS, len(text) - at))
+            is_over = len(piece) == len(rest)
+            whole = len(piece) if is_over else _whole_characters(piece)
+            text, rest, at = text[at:] + piece[:whole].decode(), piece[whole:], 0
+            continue
+        number += 1
+        yield f"{path}, record {number}", item
 
 
 def _whole_characters(piece: bytes) -> int:
