@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "bind_eviction.hpp"
 #include "cache/bug.hpp"
 #include "cache/cache_core.hpp"
 
@@ -94,6 +95,30 @@ nb::object copies_or_none(CacheCore &core, TableId table, uint32_t num_tokens) {
     return nb::tuple(out);
 }
 
+// Tables in order, as far as there are slots; (how many, the copies).
+nb::tuple extend_all(CacheCore &core, const std::vector<TableId> &tables,
+                     const std::vector<uint32_t> &num_tokens) {
+    if (tables.size() != num_tokens.size()) bug("extend_all: one length for each table");
+    std::vector<Copy> copies;
+    size_t num_done = 0;
+    while (num_done < tables.size() && core.extend(tables[num_done], num_tokens[num_done], copies))
+        ++num_done;
+    nb::list out;
+    for (const Copy &copy : copies)
+        out.append(nb::make_tuple(copy.group, copy.source, copy.target));
+    return nb::make_tuple(num_done, out);
+}
+
+void commit_all(CacheCore &core, const std::vector<TableId> &tables, const nb::list &token_ids,
+                const std::vector<uint32_t> &num_computed) {
+    if (tables.size() != token_ids.size() || tables.size() != num_computed.size())
+        bug("commit_all: token ids and a length for each table");
+    for (size_t i = 0; i < tables.size(); ++i) {
+        Tokens tokens(token_ids[i]);
+        core.commit(tables[i], tokens.data(), tokens.size(), num_computed[i]);
+    }
+}
+
 void release_copies(CacheCore &core, const std::vector<std::vector<uint32_t>> &copies) {
     std::vector<Copy> native;
     for (const auto &copy : copies) native.push_back({copy.at(0), copy.at(1), copy.at(2)});
@@ -152,6 +177,7 @@ void swap_cached_blocks(CacheCore &core, uint32_t index, BlockId a, BlockId b) {
             group.pool.ref_count(block) > 0)
             bug("swap: block " + std::to_string(block) + " is not evictable");
     if (a == b) bug("swap: a block with itself");
+    if (group.order.is_on()) bug("swap: only under plain LRU");
     group.index.swap(a, b);
     if (group.tree) group.tree->swap(a, b);
     group.pool.swap_positions(a, b);
@@ -195,21 +221,50 @@ void bind_match(nb::module_ &m) {
 }
 
 void bind_core(nb::module_ &m) {
-    nb::class_<CacheCore>(m, "CacheCore")
+    nb::class_<CacheCore> core_class(m, "CacheCore");
+    core_class
         .def("__init__", [](CacheCore *self, std::vector<uint32_t> num_blocks,
                             std::vector<uint32_t> windows, uint32_t block_size, bool has_index,
-                            bool has_tree, bool has_events) {
+                            bool has_tree, bool has_events, std::string eviction,
+                            uint32_t policy_tokens) {
             new (self) CacheCore({std::move(num_blocks), std::move(windows), block_size, has_index,
-                                  has_tree, has_events});
-        }, "num_blocks"_a, "windows"_a, "block_size"_a, "has_index"_a, "has_tree"_a, "has_events"_a)
-        .def("peek_match", [](CacheCore &core, nb::handle token_ids, const nb::bytes &root) {
+                                  has_tree, has_events, std::move(eviction), policy_tokens});
+        }, "num_blocks"_a, "windows"_a, "block_size"_a, "has_index"_a, "has_tree"_a,
+            "has_events"_a, "eviction"_a = "lru", "policy_tokens"_a = 0)
+        .def("peek_match", [](CacheCore &core, nb::handle token_ids, const nb::bytes &root,
+                              const nb::bytes &keys) {
             Tokens tokens(token_ids);
-            return core.peek_match(tokens.data(), tokens.size(), to_hash(root));
-        }, "token_ids"_a, "root"_a)
+            bool has_keys = keys.size() > 0;
+            if (has_keys && keys.size() / sizeof(Hash) < tokens.size() / core.block_size())
+                bug("peek_match: one key for each full block");
+            const Hash *known = has_keys ? reinterpret_cast<const Hash *>(keys.c_str()) : nullptr;
+            return core.peek_match(tokens.data(), tokens.size(), to_hash(root), known);
+        }, "token_ids"_a, "root"_a, "keys"_a = nb::bytes("", 0))
+        .def("retain", [](CacheCore &core, TableId table, int band, uint64_t ttl_ns,
+                          uint32_t pin_tenant) {
+            if (band < 0 || band >= Retention::kNumBands) bug("retain: a band is 0 to 100");
+            core.retain(table, {uint8_t(band), 0, pin_tenant, ttl_ns});
+        }, "table"_a, "band"_a, "ttl_ns"_a, "pin_tenant"_a)
+        .def("set_shares", [](CacheCore &core, uint32_t group, uint32_t quota, bool is_fair) {
+            core.group(group).order.set_shares(quota, is_fair);
+        }, "group"_a, "quota_blocks"_a, "is_fair"_a)
+        .def("forget_path", &CacheCore::forget_path, "match"_a)
+        .def("forget_root", [](CacheCore &core, const nb::bytes &root) {
+            return core.forget_root(to_hash(root));
+        }, "root"_a)
+        .def("shared_runs", [](CacheCore &core, const std::vector<TableId> &tables,
+                               uint32_t group) {
+            nb::list out;
+            for (const SharedRun &run : core.shared_runs(tables, group))
+                out.append(nb::make_tuple(run.first, run.num_blocks, run.members));
+            return out;
+        }, "tables"_a, "group"_a)
+        .def("extend_all", &extend_all, "tables"_a, "num_tokens"_a)
+        .def("commit_all", &commit_all, "tables"_a, "token_ids"_a, "num_computed_tokens"_a)
         .def("floor", &CacheCore::floor, "match"_a)
         .def("can_admit", &CacheCore::can_admit, "match"_a, "num_tokens"_a, "reserve_blocks"_a,
              "chunk_tokens"_a)
-        .def("open", &CacheCore::open, "match"_a, "is_resumed"_a)
+        .def("open", &CacheCore::open, "match"_a, "is_resumed"_a, "tenant"_a = 0)
         .def("extend", &copies_or_none, "table"_a, "num_tokens"_a)
         .def("release_copies", &release_copies, "copies"_a)
         .def("commit", [](CacheCore &core, TableId table, nb::handle token_ids,
@@ -217,7 +272,9 @@ void bind_core(nb::module_ &m) {
             Tokens tokens(token_ids);
             core.commit(table, tokens.data(), tokens.size(), num_computed_tokens);
         }, "table"_a, "token_ids"_a, "num_computed_tokens"_a)
-        .def("release", &CacheCore::release, "table"_a)
+        .def("release", [](CacheCore &core, TableId table, bool is_finished, bool has_tool_calls) {
+            core.release(table, {is_finished, has_tool_calls});
+        }, "table"_a, "is_finished"_a = true, "has_tool_calls"_a = false)
         .def("fork", &CacheCore::fork, "table"_a)
         .def("num_cached", [](CacheCore &core, TableId table) {
             return core.peek_table(table).num_cached;
@@ -244,6 +301,7 @@ void bind_core(nb::module_ &m) {
         .def("evictable_blocks", &evictable_blocks, "group"_a)
         .def("keep_hash_bytes", [](CacheCore &core, uint32_t n) { core.chain().keep_bytes(n); },
              "num_bytes"_a);
+    bind_eviction(m, core_class);
 }
 
 }  // namespace

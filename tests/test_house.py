@@ -33,6 +33,7 @@ NO_TORCH = (
     "sched",
     "engine/loop.py",
     "sim",
+    "bench",
     "cli",
     "models/tokenizer.py",
     "models/template.py",

@@ -1,5 +1,7 @@
 #include "cache/block_group.hpp"
 
+#include <algorithm>
+
 #include "cache/bug.hpp"
 
 namespace pagemill::cache {
@@ -18,11 +20,13 @@ bool BlockGroup::is_taken(const Hash &hash, const Hash &parent, const uint32_t *
 }
 
 void BlockGroup::publish(BlockId block, const Hash &hash, const Hash &parent,
-                         const uint32_t *tokens, uint32_t j) {
+                         const uint32_t *tokens, uint32_t j, const Retention &wanted,
+                         uint32_t tenant) {
     BlockId other = index.find(hash);
     if (other == kNullBlock) {
         index.publish(block, hash, parent, tokens, j == 0);
         if (tree) grow_tree(block, parent, j, block_size);
+        order.published(block, wanted, tenant);
         log.stored(group_id, hash, parent, j, tokens, block_size);
         ++counters.num_stored;
         return;
@@ -32,14 +36,15 @@ void BlockGroup::publish(BlockId block, const Hash &hash, const Hash &parent,
         pool.join_ring(other, block);
         return;
     }
-    hand_over(other, block);
+    hand_over(other, block, true);
     pool.make_empty(other, true);
 }
 
 // The entry of `from` passes to a block of the same content.
-void BlockGroup::hand_over(BlockId from, BlockId to) {
+void BlockGroup::hand_over(BlockId from, BlockId to, bool was_evictable) {
     index.move(from, to);
     if (tree) tree->replace(from, to);
+    order.moved(from, to, was_evictable);
 }
 
 // A tail that the new block goes on from is displaced: EMPTY now, or when its last holder lets go.
@@ -47,13 +52,42 @@ bool BlockGroup::grow_tree(BlockId block, const Hash &parent, uint32_t j, uint32
     const BlockId before = j == 0 ? kNullBlock : index.find(parent);
     const auto [is_new, displaced] =
         tree->insert(block, before, parent, j, index.token_ids(block), count);
-    if (displaced != kNullBlock && pool.ref_count(displaced) == 0) pool.make_empty(displaced, true);
+    if (displaced == kNullBlock) return is_new;
+    order.dropped(displaced);
+    index.drop_tail(displaced);
+    if (pool.ref_count(displaced) == 0) pool.make_empty(displaced, true);
     return is_new;
 }
 
-void BlockGroup::keep_tail(BlockId block, const Hash &parent, uint32_t j, uint32_t count) {
+void BlockGroup::keep_tail(BlockId block, const Hash &parent, uint32_t j, uint32_t count,
+                           const Retention &wanted, uint32_t tenant) {
     if (j > 0 && index.find(parent) == kNullBlock) return;
-    grow_tree(block, parent, j, count);
+    if (!grow_tree(block, parent, j, count)) return;
+    index.note_tail(block, parent, j == 0);
+    order.published(block, wanted, tenant);
+}
+
+void BlockGroup::keep_quota(uint32_t tenant) {
+    for (BlockId block; (block = order.over_quota(tenant)) != kNullBlock; ++counters.num_evicted)
+        evict_block(block);
+}
+
+void BlockGroup::take(BlockId block, bool is_hit) {
+    if (pool.ref_count(block) == 0) order.became_held(block);
+    pool.take_reference(block);
+    if (is_hit) order.touched(block);
+}
+
+void BlockGroup::request_ended(std::span<const BlockId> blocks, uint32_t num_published,
+                               const RequestEnd &end) {
+    if (!order.is_on()) return;
+    std::vector<BlockId> path;
+    for (BlockId block : blocks.first(std::min<size_t>(num_published, blocks.size()))) {
+        if (block == kNullBlock) continue;
+        while (!index.is_published(block)) block = pool.next(block);  // a twin: round its ring
+        path.push_back(block);
+    }
+    order.request_ended(path, end);
 }
 
 void BlockGroup::release(BlockId block) {
@@ -61,11 +95,12 @@ void BlockGroup::release(BlockId block) {
     bool is_published = index.is_published(block);
     if (is_cached(block) && pool.is_alone(block)) {
         pool.make_evictable(block);
+        order.became_evictable(block);
         return;
     }
     BlockId oldest_twin = pool.next(block);
     pool.leave_ring(block);
-    if (is_published) hand_over(block, oldest_twin);
+    if (is_published) hand_over(block, oldest_twin, false);
     pool.make_empty(block, false);
 }
 
@@ -75,22 +110,46 @@ void BlockGroup::release_all(std::span<const BlockId> blocks) {
         if (blocks[i] != kNullBlock) release(blocks[i]);
 }
 
+// Under plain LRU the next victims are known, so what they lead to is fetched for all of them at
+// once: one after the other each would wait for memory five times.
+size_t BlockGroup::next_victims(std::span<BlockId> victims) const {
+    if (order.is_on()) return 0;
+    size_t count = 0;
+    for (BlockId block = pool.oldest(); block != kNullBlock && count < victims.size();
+         block = pool.next(block))
+        victims[count++] = block;
+    for (BlockId block : victims.first(count)) index.prefetch(block);
+    if (!tree) return count;
+    for (BlockId block : victims.first(count)) tree->prefetch_place(block);
+    for (BlockId block : victims.first(count)) tree->prefetch_node(block);
+    for (BlockId block : victims.first(count)) tree->prefetch_links(block);
+    return count;
+}
+
 uint32_t BlockGroup::evict(uint32_t n) {
+    constexpr size_t kBatch = 16;
+    BlockId victims[kBatch];
     uint32_t num_evicted = 0;
-    for (; num_evicted < n && pool.num_evictable() > 0; ++num_evicted) {
-        BlockId block = pool.oldest();
-        index.prefetch(pool.next(block));
-        evict_block(block);
+    while (num_evicted < n && pool.num_evictable() > 0) {
+        size_t count = next_victims({victims, std::min<size_t>(kBatch, n - num_evicted)});
+        if (count == 0) {
+            victims[count++] = order.victim();
+            if (victims[0] == kNullBlock) bug("evict: blocks are evictable, but none is a leaf");
+        }
+        for (size_t i = 0; i < count; ++i, ++num_evicted) evict_block(victims[i]);
     }
     counters.num_evicted += num_evicted;
     return num_evicted;
 }
 
 void BlockGroup::evict_block(BlockId block) {
+    order.dropped(block);
     if (tree) tree->remove(block);
     if (index.is_published(block)) {
         log.removed(group_id, index.hash(block));
         index.drop(block);
+    } else {
+        index.drop_tail(block);
     }
     pool.make_empty(block, true);
 }

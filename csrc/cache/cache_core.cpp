@@ -17,11 +17,13 @@ CacheCore::CacheCore(const CoreConfig &config) : config_(config), chain_(config.
     for (uint32_t g = 0; g < config.num_blocks.size(); ++g) {
         uint32_t size = config.num_blocks[g];
         if (size < 2 || size > uint32_t(1) << 30) bug("a pool has 2 to 2^30 blocks");
+        uint32_t tokens = config.policy_tokens ? config.policy_tokens : config.block_size;
         groups_.push_back(std::make_unique<BlockGroup>(g, size, config.windows.at(g),
-                                                       config.block_size, log_));
+                                                       config.block_size, log_, config.has_index,
+                                                       config.eviction, tokens));
     }
     BlockGroup &first = *groups_.at(0);
-    if (config.has_tree && !first.window)
+    if (config.has_index && config.has_tree && !first.window)
         first.tree.emplace(first.index, config.num_blocks[0], config.block_size);
 }
 
@@ -55,22 +57,25 @@ TableId CacheCore::new_table() {
     return table.generation << kSlotBits | slot;
 }
 
-TableId CacheCore::open(const Match &match, bool is_resumed) {
+TableId CacheCore::open(const Match &match, bool is_resumed, uint32_t tenant) {
     if (match.version != version_) bug("open: the cache has changed since this match was made");
     TableId id = new_table();
     Table &fresh = table(id);
     fresh.is_chain_stopped = false;
+    fresh.num_asked = match.num_asked_tokens;
     fresh.num_cached = fresh.num_committed = match.num_tokens;
     fresh.num_published = match.num_tokens / config_.block_size;
     fresh.key = match.key;
     fresh.tail = kNullBlock;
+    fresh.retention = {};
+    fresh.tenant = tenant;
     fresh.blocks = match.blocks;
     fresh.first_live.clear();
     for (uint32_t g = 0; g < num_groups(); ++g) {
         uint32_t first = groups_[g]->first_live_block(match.num_tokens);
         fresh.first_live.push_back(std::min(first, fresh.num_published));
         for (BlockId block : match.blocks[g])
-            if (block != kNullBlock) groups_[g]->pool.take_reference(block);
+            if (block != kNullBlock) groups_[g]->take(block, !is_resumed);
     }
     counters_.num_mismatches += match.num_mismatches;
     (is_resumed ? counters_.num_resumes : counters_.num_queries) += 1;
@@ -100,9 +105,11 @@ TableId CacheCore::fork(TableId id) {
     return fresh_id;
 }
 
-void CacheCore::release(TableId id) {
+void CacheCore::release(TableId id, const RequestEnd &end) {
     Table &old = table(id);
     for (uint32_t g = 0; g < num_groups(); ++g) groups_[g]->pool.check_release(old.blocks[g]);
+    old.end = end;
+    old.end.num_asked_blocks = old.num_asked ? (old.num_asked - 1) / config_.block_size : 0;
     old.is_open = false;
     old.is_closing = old.num_copies > 0;
     --num_open_;
@@ -115,8 +122,10 @@ void CacheCore::close(uint32_t slot) {
     Table &old = tables_[slot];
     keep_tail(old);
     for (uint32_t g = 0; g < num_groups(); ++g) {
+        groups_[g]->request_ended(old.blocks[g], old.num_published, old.end);
         groups_[g]->release_all(old.blocks[g]);
         old.blocks[g].clear();
+        groups_[g]->keep_quota(old.tenant);
     }
     old.is_closing = false;
     free_slots_.push_back(slot);
@@ -220,13 +229,15 @@ void CacheCore::keep_tail(Table &table) {
     const uint32_t size = config_.block_size, j = table.num_committed / size;
     if (table.tail == kNullBlock || table.is_chain_stopped || table.num_published < j) return;
     if (table.blocks[0][j] != table.tail || groups_[0]->pool.ref_count(table.tail) > 1) return;
-    groups_[0]->keep_tail(table.tail, table.key, j, table.num_committed % size);
+    groups_[0]->keep_tail(table.tail, table.key, j, table.num_committed % size,
+                          wanted_now(table), table.tenant);
 }
 
 // In order, and never a block that others hold too: to a fork made while a step ran it is a partly
 // filled block, or the source of a copy. It is published later, when they have let go of it.
 void CacheCore::publish_full_blocks(Table &table, const uint32_t *tokens) {
     const uint32_t num_full = table.num_committed / config_.block_size;
+    const Retention wanted = wanted_now(table);
     for (; table.num_published < num_full; ++table.num_published) {
         uint32_t j = table.num_published;
         for (uint32_t g = 0; g < num_groups(); ++g)
@@ -242,7 +253,8 @@ void CacheCore::publish_full_blocks(Table &table, const uint32_t *tokens) {
         }
         for (uint32_t g = 0; g < num_groups(); ++g)
             if (BlockId block = table.blocks[g][j]; block != kNullBlock)
-                groups_[g]->publish(block, key, table.key, block_tokens, j);
+                groups_[g]->publish(block, key, table.key, block_tokens, j, wanted,
+                                    table.tenant);
         table.key = key;
     }
 }
@@ -263,6 +275,10 @@ void CacheCore::give_back(Table &table) {
 uint32_t CacheCore::evict(uint32_t index, uint32_t n) {
     ++version_;
     return group(index).evict(n);
+}
+
+void CacheCore::advance(uint64_t now_ns) {
+    for (auto &group : groups_) group->order.advance(now_ns);
 }
 
 bool CacheCore::reset() {

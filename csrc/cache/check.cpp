@@ -105,22 +105,30 @@ Found CacheCore::check_index(const BlockGroup &group) {
     const BlockPool &pool = group.pool;
     const FlatIndex &index = group.index;
     std::vector<uint32_t> place(pool.num_blocks(), UINT32_MAX);  // held: the most recent of all
+    std::vector<uint32_t> num_children(pool.num_blocks(), 0);
     uint32_t length = 0, num_published = 0;
     for (BlockId block = pool.oldest(); block != kNullBlock; block = pool.next(block))
         place[block] = length++;
     for (BlockId block = 1; block < pool.num_blocks(); ++block) {
-        if (!index.is_published(block)) continue;
-        ++num_published;
-        if (!index.is_findable(block)) return broken(5, group, block, "the index does not find it");
-        if (chain_(index.parent(block), index.token_ids(block)) != index.hash(block))
+        if (!index.is_cached(block)) continue;
+        num_published += index.is_published(block);
+        if (index.is_published(block) && !index.is_findable(block))
+            return broken(5, group, block, "the index does not find it");
+        if (index.is_published(block) &&
+            chain_(index.parent(block), index.token_ids(block)) != index.hash(block))
             return broken(5, group, block, "its tokens do not hash to its key");
         if (group.window || index.is_first(block)) continue;
         BlockId parent = index.find(index.parent(block));
         if (parent == kNullBlock) return broken(3, group, block, "its parent is not cached");
-        if (place[parent] < place[block])
+        ++num_children[parent];
+        if (!group.order.is_on() && place[parent] < place[block])
             return broken(3, group, block, "its parent would be evicted before it");
     }
     if (Found found = check_tree(group)) return found;
+    for (BlockId block = 1; group.order.is_on() && block < pool.num_blocks(); ++block)
+        if (group.is_cached(block))
+            if (const char *words = group.order.wrong_with(block, num_children[block]))
+                return broken(3, group, block, words);
     if (num_published != index.num_published() || num_published != index.num_slots_in_use())
         return broken(5, group, kNullBlock, "the index has entries of no published block");
     return {};
@@ -132,8 +140,8 @@ Found CacheCore::check_tree(const BlockGroup &group) const {
     uint32_t num_cached = 0;
     for (BlockId block = 1; block < group.pool.num_blocks(); ++block) {
         num_cached += group.is_cached(block);
-        if (group.index.is_published(block) && !group.tree->contains(block))
-            return broken(5, group, block, "it is published, yet not in the tree");
+        if (group.is_cached(block) != group.tree->contains(block))
+            return broken(5, group, block, "it is cached, yet not in the tree, or the reverse");
     }
     if (auto words = group.tree->check(num_cached))
         return broken(5, group, kNullBlock, words->c_str());

@@ -15,17 +15,17 @@ class ChildTable {
         NodeId child = kNoNode, parent = kNoNode;
         uint32_t token = 0;
     };
-    std::vector<Slot> slots_ = std::vector<Slot>(kSmallest);
-    uint32_t num_children_ = 0;
-
     static constexpr size_t kSmallest = 16;
+    std::vector<Slot> slots_ = std::vector<Slot>(kSmallest);
+    size_t mask_ = kSmallest - 1;
+    uint32_t num_children_ = 0;
 
     size_t home(NodeId parent, uint32_t token) const {
         uint64_t bits = (uint64_t(parent) << 32 | token) * 0x9e3779b97f4a7c15u;
         bits ^= bits >> 29;
-        return size_t(bits * 0xbf58476d1ce4e5b9u >> 24) & (slots_.size() - 1);
+        return size_t(bits * 0xbf58476d1ce4e5b9u >> 24) & mask_;
     }
-    size_t next(size_t slot) const { return (slot + 1) & (slots_.size() - 1); }
+    size_t next(size_t slot) const { return (slot + 1) & mask_; }
 
     void place(const Slot &slot) {
         size_t i = home(slot.parent, slot.token);
@@ -35,6 +35,7 @@ class ChildTable {
     void grow() {
         std::vector<Slot> old(slots_.size() * 2);
         old.swap(slots_);
+        mask_ = slots_.size() - 1;
         for (const Slot &slot : old)
             if (slot.child != kNoNode) place(slot);
     }
@@ -42,6 +43,9 @@ class ChildTable {
 public:
     size_t num_bytes() const { return slots_.capacity() * sizeof(Slot); }
 
+    void prefetch(NodeId parent, uint32_t token) const {
+        __builtin_prefetch(&slots_[home(parent, token)]);
+    }
     NodeId find(NodeId parent, uint32_t token) const {
         for (size_t i = home(parent, token); slots_[i].child != kNoNode; i = next(i))
             if (slots_[i].parent == parent && slots_[i].token == token) return slots_[i].child;
@@ -55,10 +59,9 @@ public:
     void erase(NodeId parent, uint32_t token) {
         size_t hole = home(parent, token);
         while (slots_[hole].parent != parent || slots_[hole].token != token) hole = next(hole);
-        const size_t mask = slots_.size() - 1;
         for (size_t i = next(hole); slots_[i].child != kNoNode; i = next(i)) {
-            size_t from_home = (i - home(slots_[i].parent, slots_[i].token)) & mask;
-            if (from_home < ((i - hole) & mask)) continue;
+            size_t from_home = (i - home(slots_[i].parent, slots_[i].token)) & mask_;
+            if (from_home < ((i - hole) & mask_)) continue;
             slots_[hole] = slots_[i];
             hole = i;
         }
@@ -67,6 +70,7 @@ public:
     }
     void clear() {
         slots_ = std::vector<Slot>(kSmallest);
+        mask_ = kSmallest - 1;
         num_children_ = 0;
     }
 };

@@ -10,13 +10,13 @@
 namespace pagemill::cache {
 
 // Twice as many slots as blocks: at most half of them are in use.
-FlatIndex::FlatIndex(uint32_t num_blocks, uint32_t block_size)
+FlatIndex::FlatIndex(uint32_t num_blocks, uint32_t block_size, bool has_entries)
     : block_size_(block_size),
-      mask_(std::bit_ceil(2 * num_blocks) - 1),
+      mask_(has_entries ? std::bit_ceil(2 * num_blocks) - 1 : 0),
       slots_(mask_ + size_t(1)),
-      hash_(num_blocks),
-      parent_(num_blocks),
-      token_ids_(size_t(num_blocks) * block_size),
+      hash_(has_entries ? num_blocks : 0),
+      parent_(has_entries ? num_blocks : 0),
+      token_ids_(has_entries ? size_t(num_blocks) * block_size : 0),
       state_(num_blocks) {}
 
 size_t FlatIndex::num_bytes() const {
@@ -72,7 +72,7 @@ void FlatIndex::publish(BlockId block, const Hash &hash, const Hash &parent,
     hash_[block] = hash;
     parent_[block] = parent;
     std::memcpy(&token_ids_[size_t(block) * block_size_], tokens, 4 * size_t(block_size_));
-    state_[block] = is_first ? 2 : 1;
+    state_[block] = uint8_t(kPublished | (is_first ? kFirst : 0));
     insert(block);
     ++num_published_;
 }

@@ -18,7 +18,8 @@ class FlatIndex {
     Zeroed<Slot> slots_;
     Zeroed<Hash> hash_, parent_;
     Zeroed<uint32_t> token_ids_;  // [num_blocks, block_size]
-    Zeroed<uint8_t> state_;  // 0: not published, 1: published, 2: published, first of its chain
+    enum State : uint8_t { kPublished = 1, kFirst = 2, kTail = 4 };
+    Zeroed<uint8_t> state_;
 
     static uint32_t tag_of(const Hash &hash) {
         uint32_t tag;
@@ -30,11 +31,14 @@ class FlatIndex {
     void erase(BlockId block);
 
 public:
-    FlatIndex(uint32_t num_blocks, uint32_t block_size);
+    // Without entries nothing can be published, and it has no size to speak of.
+    FlatIndex(uint32_t num_blocks, uint32_t block_size, bool has_entries = true);
 
     uint32_t num_published() const { return num_published_; }
-    bool is_published(BlockId block) const { return state_[block] != 0; }
-    bool is_first(BlockId block) const { return state_[block] == 2; }
+    bool is_published(BlockId block) const { return state_[block] & kPublished; }
+    // Published, or a cached tail: a block with fewer tokens, which is in no slot and has no hash.
+    bool is_cached(BlockId block) const { return state_[block] & (kPublished | kTail); }
+    bool is_first(BlockId block) const { return state_[block] & kFirst; }
     const Hash &hash(BlockId block) const { return hash_[block]; }
     const Hash &parent(BlockId block) const { return parent_[block]; }
     const uint32_t *token_ids(BlockId block) const {
@@ -48,6 +52,13 @@ public:
 
     void publish(BlockId block, const Hash &hash, const Hash &parent, const uint32_t *tokens,
                  bool is_first);
+    // A tail has its parent's hash with another beginning, so that no other block has it.
+    void note_tail(BlockId block, const Hash &parent, bool is_first) {
+        parent_[block] = hash_[block] = parent;
+        hash_[block][0] ^= 0xff;
+        state_[block] = uint8_t(kTail | (is_first ? kFirst : 0));
+    }
+    void drop_tail(BlockId block) { state_[block] = 0; }
     // The tokens of a block that is partly filled, and not published.
     void note_tokens(BlockId block, const uint32_t *tokens, uint32_t count) {
         std::memcpy(&token_ids_[size_t(block) * block_size_], tokens, 4 * size_t(count));
@@ -57,6 +68,9 @@ public:
     void move(BlockId from, BlockId to);
     // For tests: each of two published blocks gets the other's entry.
     void swap(BlockId a, BlockId b);
+    void prefetch(const Hash &hash) const {
+        __builtin_prefetch(slots_.data() + (tag_of(hash) & mask_));
+    }
     // The entry of this block will be wanted soon.
     void prefetch(BlockId block) const {
         __builtin_prefetch(slots_.data() + (tag_of(hash_[block]) & mask_));

@@ -7,7 +7,8 @@
 
 namespace pagemill::cache {
 
-Match CacheCore::peek_match(const uint32_t *tokens, uint32_t num_tokens, const Hash &root) {
+Match CacheCore::peek_match(const uint32_t *tokens, uint32_t num_tokens, const Hash &root,
+                            const Hash *known_keys) {
     Match match;
     match.root = match.key = root;
     match.num_asked_tokens = num_tokens;
@@ -16,7 +17,7 @@ Match CacheCore::peek_match(const uint32_t *tokens, uint32_t num_tokens, const H
     if (!config_.has_index || num_tokens == 0) return match;
     std::vector<Hash> keys =
         tree() ? match_tree(tokens, num_tokens - 1, match)
-               : match_full(tokens, (num_tokens - 1) / config_.block_size, match);
+               : match_full(tokens, (num_tokens - 1) / config_.block_size, known_keys, match);
     if (tree() && num_groups() == 1) return match;
     uint32_t num_blocks = uint32_t(keys.size()), before;
     do {
@@ -30,12 +31,15 @@ Match CacheCore::peek_match(const uint32_t *tokens, uint32_t num_tokens, const H
 
 // Hashes as far as all full groups have the block; what they have goes into match.blocks.
 std::vector<Hash> CacheCore::match_full(const uint32_t *tokens, uint32_t max_blocks,
-                                        Match &match) {
+                                        const Hash *known_keys, Match &match) {
+    constexpr uint32_t kAhead = 8;
     std::vector<Hash> keys;
     Hash parent = match.root;
     for (uint32_t j = 0; j < max_blocks; ++j) {
         const uint32_t *block_tokens = tokens + size_t(j) * config_.block_size;
-        Hash key = chain_(parent, block_tokens);
+        if (known_keys && j + kAhead < max_blocks)
+            for (auto &group : groups_) group->index.prefetch(known_keys[j + kAhead]);
+        Hash key = known_keys ? known_keys[j] : chain_(parent, block_tokens);
         for (uint32_t g = 0; g < num_groups(); ++g) {
             if (groups_[g]->window) continue;
             BlockId block = groups_[g]->find(key, parent, block_tokens, match.num_mismatches);

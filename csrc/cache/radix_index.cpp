@@ -29,9 +29,13 @@ NodeId RadixIndex::new_node() {
     return id;
 }
 
-// An empty tree gives back what it grew to.
+// An empty tree gives back what it grew to. Until then an unused node keeps room for a few blocks.
 void RadixIndex::free_node(NodeId id) {
+    constexpr size_t kKept = 16;
+    std::vector<BlockId> blocks = std::move(nodes_[id].blocks);
     nodes_[id] = Node{};
+    blocks.clear();
+    if (blocks.capacity() <= kKept) nodes_[id].blocks = std::move(blocks);
     unused_.push_back(id);
     if (--num_nodes_ > 0) return;
     nodes_ = std::vector<Node>(1);
@@ -223,6 +227,20 @@ RadixIndex::Insertion RadixIndex::insert(BlockId block, BlockId before, const Ha
     grow(leaf, block, added.end);
     attach(spot.node, leaf);
     return {true, kNullBlock};
+}
+
+void RadixIndex::prefetch_node(BlockId block) const {
+    const Node &leaf = node(node_of_[block]);
+    __builtin_prefetch(&leaf);
+}
+
+void RadixIndex::prefetch_links(BlockId block) const {
+    const Node &leaf = node(node_of_[block]);
+    __builtin_prefetch(leaf.blocks.data());
+    if (leaf.blocks.size() > 1) return;  // the node stays
+    __builtin_prefetch(&node(leaf.next).prev);
+    __builtin_prefetch(&node(leaf.prev).next);
+    children_.prefetch(leaf.parent, leaf.first_token);
 }
 
 void RadixIndex::remove(BlockId block) {

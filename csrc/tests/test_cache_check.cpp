@@ -9,7 +9,7 @@ namespace {
 
 // Two prompts of three full blocks: one held by an open table, one only cached.
 struct Scene {
-    CacheCore core{{{20}, {0}, 16, true, false}};
+    CacheCore core{{{20}, {0}, 16, true, false, false}};
     std::vector<uint32_t> held = ids(0), cached = ids(1000);
     TableId table;
 

@@ -48,7 +48,7 @@ TEST(an_entry_moves_with_all_it_says) {
 }
 
 TEST(core_runs_a_sequence_and_finds_it_again) {
-    CacheCore core({{12, 12}, {0, 20}, 16, true, true});
+    CacheCore core({{12, 12}, {0, 20}, 16, true, false, true});
     std::vector<uint32_t> tokens(100);
     for (uint32_t i = 0; i < 100; ++i) tokens[i] = i;
     std::vector<Copy> copies;

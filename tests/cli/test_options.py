@@ -29,7 +29,9 @@ def test_flags_fill_both_configs() -> None:
     engine, server = parse(
         "m", "--dtype", "float32", "--kv-memory", "2GiB", "--port", "0",
         "--served-model-name", "a", "b", "--api-key", "k", "--block-size", "32",
+        "--eviction", "arc",
     )  # fmt: skip
+    assert engine.eviction == "arc"
     assert (engine.dtype, engine.kv_memory_bytes, engine.block_size) == ("float32", 2 << 30, 32)
     assert (server.port, server.served_model_names, server.api_keys) == (0, ("a", "b"), ("k",))
 
@@ -46,11 +48,12 @@ def test_vllms_names_mean_the_same() -> None:
 def test_a_file_gives_settings_and_flags_win(tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_text(
-        'model = "m"\nnum-blocks = 50\n[engine]\nmax_num_seqs = 3\n'
+        'model = "m"\nnum-blocks = 50\n[engine]\nmax_num_seqs = 3\neviction = "reuse_rank"\n'
         '[server]\nport = 9000\napi-key = ["a", "b"]\n'
     )
     engine, server = parse("--config", str(file))
     assert (engine.model, engine.num_blocks, engine.max_num_seqs) == ("m", 50, 3)
+    assert engine.eviction == "reuse_rank"
     assert (server.port, server.api_keys) == (9000, ("a", "b"))
     engine, server = parse("--config", str(file), "--kv-memory", "1GiB", "--port", "1")
     assert (engine.num_blocks, engine.kv_memory_bytes, server.port) == (None, 1 << 30, 1)
@@ -78,7 +81,8 @@ def test_every_flag_is_also_a_setting_of_a_file(tmp_path: Path) -> None:
     values = {
         "dtype": "float32", "kv-format": "bf16", "kv-cache-dtype": "bfloat16", "block-size": 64,
         "prefix-index": "off", "scheduling-policy": "priority", "host": "::1", "port": 1,
-        "metrics-prefix": "vllm", "drain-timeout": 2.5, "kv-memory": "1GiB",
+        "metrics-prefix": "vllm", "eviction": "arc",
+        "tenant-quota": 0.5, "fair-share": "on", "drain-timeout": 2.5, "kv-memory": "1GiB",
         "kv-cache-memory-bytes": 4096, "enable-prefix-caching": True,
         "kv-events-endpoint": "tcp://*:7", "kv-events-config": EVENTS,
     }  # fmt: skip
@@ -135,6 +139,7 @@ def test_a_wrong_file_names_the_setting(tmp_path: Path, text: str, words: str) -
         (("m", "--port", "70000"), "between 0 and 65535"),
         (("m", "--metrics-prefix", "x"), "choose one of pagemill, vllm"),
         (("m", "--scheduling-policy", "lifo"), "fcfs"),
+        (("m", "--eviction", "best"), "choose one of lru"),
     ],
 )
 def test_a_wrong_flag_names_the_setting(flags: tuple[str, ...], words: str) -> None:

@@ -54,6 +54,7 @@ def test_errors_carry_what_is_wrong() -> None:
         ({"groups": ()}, "one number of blocks"),
         ({"num_blocks": (1,)}, "hold nothing"),
         ({"prefix_index": "tree"}, "radix, flat, off"),
+        ({"eviction": "best"}, "choose one of lru"),
     ],
 )
 def test_a_cache_that_cannot_work_is_refused(change: dict[str, object], words: str) -> None:

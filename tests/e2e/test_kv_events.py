@@ -30,6 +30,7 @@ def server(
         prefix_index=request.param,
         kv_events_endpoint=LOCAL,
         kv_events_replay_endpoint=LOCAL,
+        operator_key="boss",
     )
 
 
@@ -104,6 +105,7 @@ def test_the_shadow_is_the_index(server: LiveServer) -> None:
 
 def test_a_missed_event_is_seen_by_the_comparison(server: LiveServer) -> None:
     """Negative control."""
+    send(server, random.Random(1), 8)
     with subscriber_of(server) as one:
         check_same(server, one)
         blocks = dict(one.shadow.blocks(GROUP))
@@ -114,5 +116,17 @@ def test_a_missed_event_is_seen_by_the_comparison(server: LiveServer) -> None:
 
 
 def test_the_batches_are_counted(server: LiveServer) -> None:
+    send(server, random.Random(2), 1)
     assert server.metric("kv_event_batches") == publisher_of(server).num_batches > 0
     assert server.metric("kv_event_batches_dropped") == 0
+
+
+def test_a_cache_that_is_cleared_at_idle_is_told(server: LiveServer) -> None:
+    """No step follows; the shadow is empty all the same."""
+    send(server, random.Random(3), 8)
+    with subscriber_of(server) as one:
+        assert check_same(server, one) > 20
+        key = {"Authorization": "Bearer boss"}
+        answer = server.http.request("DELETE", "/v1/cache", headers=key, json={})
+        assert answer.status_code == 200
+        assert check_same(server, one) == 0

@@ -8,6 +8,7 @@ from model.naive_scheduler import NaiveRequest, NaiveScheduler
 from model.reading_executor import continuation
 from model.scheduler_bench import Bench, output_of
 from model.seeds import fuzz_seeds
+from pagemill.core.layers import EVICTIONS
 from pagemill.core.request import Request
 
 NUM_RUNS = 30
@@ -25,6 +26,7 @@ class Traffic:
             num_blocks=[self._num_blocks(window) for window in self.windows],
             windows=self.windows,
             prefix_index=rng.choice(["flat", "flat", "off"]),
+            eviction=rng.choice(["lru", *EVICTIONS]),
             max_num_batched_tokens=self.budget,
             max_num_seqs=rng.choice([1, 4, 16]),
             policy=rng.choice(["fcfs", "priority"]),

@@ -20,6 +20,7 @@ class Bench:
         self,
         num_blocks: int | Sequence[int] = 64,
         prefix_index: str = "flat",
+        eviction: str = "lru",
         windows: Windows = (None,),
         **config: object,
     ) -> None:
@@ -28,6 +29,7 @@ class Bench:
             groups=tuple(LayerGroup(f"g{i}", (i,), w) for i, w in enumerate(windows)),
             num_blocks=counts,
             prefix_index=prefix_index,
+            eviction=eviction,
         )
         self.cache = CacheManager(cache_config, server_key=b"k" * 32)
         self.scheduler = Scheduler(SchedulerConfig(**config), self.cache)

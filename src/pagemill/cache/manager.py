@@ -4,12 +4,14 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from pagemill._native import CacheCore
+from pagemill.cache.eviction import EvictionPolicy
 from pagemill.cache.keys import chain_root
-from pagemill.cache.prefix_index import PrefixMatch
+from pagemill.cache.prefix_index import PrefixMatch, SharedRun
 from pagemill.cache.stats import CacheStats, GroupStats
 from pagemill.core.errors import IntegrityError
 from pagemill.core.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from pagemill.core.layers import CacheConfig
+from pagemill.core.retention import Retention
 from pagemill.core.step import BlockCopy, GroupTables
 from pagemill.core.types import BlockHash, BlockId, GroupId, IntBuffer, TableId
 
@@ -45,7 +47,9 @@ class CacheManager:
         server_key: bytes = b"",
         fingerprint: bytes = b"",
         on_event: Callable[[CacheEvent], None] | None = None,
+        policy: EvictionPolicy | None = None,
     ) -> None:
+        """``policy``: one of your own in place of ``config.eviction``, for research."""
         self.config = config
         self._server_key = server_key
         self._fingerprint = fingerprint
@@ -57,17 +61,30 @@ class CacheManager:
             config.prefix_index != "off",
             config.prefix_index == "radix",
             on_event is not None,
+            config.eviction,
         )
+        if policy is not None:
+            self._core.set_policy(policy)
+        if config.has_shares:
+            for group, num_blocks in enumerate(config.num_blocks):
+                quota = max(1, int(config.tenant_quota * (num_blocks - 1)))
+                self._core.set_shares(group, quota, config.is_fair)
 
     # matching
 
-    def namespace(self, *, tenant: str = "", salt: str = "", adapter: str = "") -> bytes:
+    def namespace(
+        self, *, tenant: str = "", salt: str = "", adapter: str = "", media: Sequence[str] = ()
+    ) -> bytes:
         """The root of all chains that may share: equal only for equal fields, key and model."""
-        return chain_root(self._server_key, self._fingerprint, tenant, salt, adapter)
+        return chain_root(self._server_key, self._fingerprint, tenant, salt, adapter, media)
 
-    def peek_match(self, token_ids: IntBuffer, namespace: bytes) -> PrefixMatch:
-        """The longest cached prefix of ``token_ids`` [num_tokens], at most num_tokens - 1."""
-        native = self._core.peek_match(token_ids, namespace)
+    def peek_match(self, token_ids: IntBuffer, namespace: bytes, keys: bytes = b"") -> PrefixMatch:
+        """The longest cached prefix of ``token_ids`` [num_tokens], at most num_tokens - 1.
+
+        ``keys``: the chained hashes of all full blocks, 32 bytes each, where they are known; the
+        flat index then need not hash.
+        """
+        native = self._core.peek_match(token_ids, namespace, keys)
         return PrefixMatch(native.num_tokens, namespace, native)
 
     def floor_match(self, match: PrefixMatch) -> PrefixMatch:
@@ -93,13 +110,21 @@ class CacheManager:
 
     # tables
 
-    def open(self, match: PrefixMatch, namespace: bytes, *, is_resumed: bool = False) -> TableId:
+    def open(
+        self,
+        match: PrefixMatch,
+        namespace: bytes,
+        *,
+        is_resumed: bool = False,
+        tenant: int = 0,
+    ) -> TableId:
         """A table that holds the matched blocks. Nothing may happen between peek and open.
 
         ``is_resumed``: a preempted sequence comes back; what it finds is not a hit of its prompt.
+        ``tenant``: whose share of the pool its blocks count against.
         """
         assert match.namespace == namespace, "open: this match was made in another namespace"
-        return TableId(self._core.open(match.native, is_resumed))
+        return TableId(self._core.open(match.native, is_resumed, tenant))
 
     def num_tokens_cached(self, table: TableId) -> int:
         """Tokens that the match gave when the table was opened."""
@@ -121,6 +146,29 @@ class CacheManager:
             for group, source, target in native
         )
 
+    def extend_all(
+        self, tables: Sequence[TableId], num_tokens: Sequence[int]
+    ) -> tuple[int, tuple[BlockCopy, ...]]:
+        """``extend`` of one table after the other in one call, as far as there are slots.
+
+        How many tables were extended, and the copies of all of them.
+        """
+        num_done, native = self._core.extend_all(tables, num_tokens)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+        return num_done, tuple(
+            BlockCopy(GroupId(group), BlockId(source), BlockId(target))
+            for group, source, target in native
+        )
+
+    def commit_all(
+        self, tables: Sequence[TableId], token_ids: list[IntBuffer], num_computed: Sequence[int]
+    ) -> None:
+        """``commit`` of one table after the other in one call."""
+        self._core.commit_all(tables, token_ids, num_computed)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+
     def release_copies(self, copies: Iterable[BlockCopy]) -> None:
         """The copies are done: their sources need not be held any longer."""
         self._core.release_copies([(copy.group, copy.source, copy.target) for copy in copies])
@@ -139,9 +187,17 @@ class CacheManager:
         """A second table with the same computed tokens; their blocks are shared."""
         return TableId(self._core.fork(table))
 
-    def release(self, table: TableId) -> None:
-        """Ends the table. Published blocks stay findable until they are evicted."""
-        self._core.release(table)
+    def release(
+        self, table: TableId, *, is_finished: bool = True, has_tool_calls: bool = False
+    ) -> None:
+        """Ends the table. Published blocks stay findable until they are evicted.
+
+        For the eviction policy: did its request finish (else it was preempted or cut short), and
+        did the answer call tools?
+        """
+        self._core.release(table, is_finished, has_tool_calls)
+        if self._on_event is not None and self.config.has_shares:
+            self._tell_events(self._on_event)
 
     def num_blocks(self, table: TableId, group: GroupId) -> int:
         """Entries of the table in ``group``, those that left the window included."""
@@ -153,6 +209,38 @@ class CacheManager:
             GroupTables(*self._core.block_tables(table_ids, group))
             for group in range(len(self.config.groups))
         )
+
+    def shared_runs(self, tables: Sequence[TableId], group: GroupId) -> tuple[SharedRun, ...]:
+        """Every run of blocks that two or more of the tables share: what attention may read once
+        for all of them."""
+        runs = self._core.shared_runs(tables, group)
+        return tuple(SharedRun(first, count, tuple(members)) for first, count, members in runs)
+
+    # keeping and forgetting
+
+    def retain(self, table: TableId, retention: Retention, tenant: int) -> None:
+        """What the table publishes from now on is kept as ``retention`` says, and what it holds
+        already at least so; a lifetime starts at the time of the last ``advance``.
+
+        ``tenant``, from 1: whose pins these are; each has a budget of half the pool.
+        """
+        pinned_by = tenant if retention.is_pinned else 0
+        self._core.retain(table, retention.band, retention.ttl_ns or 0, pinned_by)
+
+    def forget(self, match: PrefixMatch) -> int:
+        """Drops the blocks of ``match`` that nobody holds and nothing else goes on from, from its
+        end; says how many."""
+        num_gone = self._core.forget_path(match.native)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+        return num_gone
+
+    def forget_namespace(self, namespace: bytes) -> int:
+        """Drops all that is cached under ``namespace`` and not held; says how many blocks."""
+        num_gone = self._core.forget_root(namespace)
+        if self._on_event is not None:
+            self._tell_events(self._on_event)
+        return num_gone
 
     # the whole
 
@@ -169,8 +257,12 @@ class CacheManager:
             longest = min(longest, (num_blocks - 1) * self.config.block_size)
         return longest
 
+    def advance(self, now_ns: int) -> None:
+        """The time, for eviction policies that ask for ages; it never goes back."""
+        self._core.advance(now_ns)
+
     def evict(self, num_blocks: int, group: GroupId) -> int:
-        """Evicts the oldest blocks; says how many: fewer only when no more are evictable."""
+        """Evicts in the policy's order; says how many: fewer only when no more are evictable."""
         num_evicted = self._core.evict(group, num_blocks)
         if self._on_event is not None:
             self._tell_events(self._on_event)

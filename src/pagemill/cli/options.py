@@ -17,7 +17,7 @@ from pagemill.core.config import (
     ServerConfig,
 )
 from pagemill.core.errors import ConfigError
-from pagemill.core.layers import BLOCK_SIZES, PREFIX_INDEXES
+from pagemill.core.layers import BLOCK_SIZES, EVICTIONS, PREFIX_INDEXES
 from pagemill.core.units import parse_bytes
 
 
@@ -103,6 +103,27 @@ ENGINE_OPTIONS = (
         _one_of(PREFIX_INDEXES),
     ),
     Option(
+        "eviction",
+        ("--eviction",),
+        str,
+        "which cached blocks go first; reuse_rank learns from the traffic (lru)",
+        _one_of(EVICTIONS),
+    ),
+    Option(
+        "tenant_quota",
+        ("--tenant-quota",),
+        float,
+        "part of the pool that one API key's cached blocks may fill (1)",
+        "PART",
+    ),
+    Option(
+        "fair_share",
+        ("--fair-share",),
+        str,
+        "when blocks are short, who has most cached loses first (off)",
+        "{on,off}",
+    ),
+    Option(
         "cache_key_file",
         ("--cache-key-file",),
         Path,
@@ -133,6 +154,13 @@ SERVER_OPTIONS = (
         "key(s) that clients must send; also from $PAGEMILL_API_KEY",
         "KEY",
         many=True,
+    ),
+    Option(
+        "operator_key",
+        ("--operator-key",),
+        str,
+        "key of the one who may drop from the cache; also from $PAGEMILL_OPERATOR_KEY",
+        "KEY",
     ),
     Option(
         "metrics_prefix",
@@ -239,6 +267,8 @@ def read_settings(parsed: argparse.Namespace) -> tuple[EngineConfig, ServerConfi
     values = _from_file(parsed.config) if parsed.config else {}
     if key := os.environ.get("PAGEMILL_API_KEY"):
         values.setdefault("api_keys", [key])
+    if key := os.environ.get("PAGEMILL_OPERATOR_KEY"):
+        values.setdefault("operator_key", key)
     for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS, *CONFIG_OPTIONS):
         given = getattr(parsed, option.target)
         if given is not None:

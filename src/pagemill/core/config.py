@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagemill.core.errors import ConfigError
-from pagemill.core.layers import BLOCK_SIZES, PREFIX_INDEXES
+from pagemill.core.layers import BLOCK_SIZES, EVICTIONS, PREFIX_INDEXES
 
 DTYPES = ("auto", "float32", "bfloat16")
 KV_FORMATS = ("auto", "fp32", "bf16")
@@ -41,6 +41,9 @@ class EngineConfig:
     max_queue: int = 1024
     scheduling_policy: str = "fcfs"
     prefix_index: str = "radix"
+    eviction: str = "lru"
+    tenant_quota: float = 1.0
+    fair_share: str = "off"
     cache_key_file: Path | None = None
     chat_template: Path | None = None
     num_threads: int | None = None
@@ -51,7 +54,11 @@ class EngineConfig:
         _choose("dtype", self.dtype, DTYPES)
         _choose("kv_format", self.kv_format, KV_FORMATS)
         _choose("prefix_index", self.prefix_index, PREFIX_INDEXES)
+        _choose("eviction", self.eviction, EVICTIONS)
         _choose("scheduling_policy", self.scheduling_policy, POLICIES)
+        _choose("fair_share", self.fair_share, ("on", "off"))
+        if not 0 < self.tenant_quota <= 1:
+            raise ConfigError(f"tenant_quota is {self.tenant_quota}: give a part, as 0.5")
         if self.block_size not in BLOCK_SIZES:
             raise ConfigError(f"block_size is {self.block_size}: choose one of {BLOCK_SIZES}")
         if self.num_blocks is not None and self.kv_memory_bytes is not None:
@@ -71,6 +78,7 @@ class ServerConfig:
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
+    operator_key: str | None = None
     metrics_prefix: str = "pagemill"
     drain_timeout_s: float = 30.0
     kv_events_endpoint: str = ""
@@ -92,6 +100,8 @@ class ServerConfig:
             raise ConfigError(
                 f"drain_timeout is {self.drain_timeout_s}: give 0 to {MAX_DRAIN_S:.0f} seconds"
             )
+        if self.operator_key is not None and self.operator_key in ("", *self.api_keys):
+            raise ConfigError("operator_key: give a key that is no api_key, and not empty")
         if any(not key for key in self.api_keys):
             raise ConfigError("an api_key is empty: leave it out to serve without a key")
         self._check_events()

@@ -7,6 +7,7 @@ from pagemill.core.units import ceil_div
 
 BLOCK_SIZES = (16, 32, 64, 128)
 PREFIX_INDEXES = ("radix", "flat", "off")
+EVICTIONS = ("lru", "lfu", "fifo", "sieve", "s3fifo", "arc", "gdsf", "reuse_rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class CacheConfig:
     num_blocks: tuple[int, ...]
     block_size: int = 16
     prefix_index: str = "radix"
+    eviction: str = "lru"
+    tenant_quota: float = 1.0
+    """The part of the pool that one tenant's cached blocks may fill, 0 to 1."""
+    is_fair: bool = False
+    """When blocks are short the tenant that has most cached loses first."""
 
     def __post_init__(self) -> None:
         if self.block_size not in BLOCK_SIZES:
@@ -44,12 +50,22 @@ class CacheConfig:
             raise ConfigError(
                 f"prefix index {self.prefix_index!r}: choose {', '.join(PREFIX_INDEXES)}"
             )
+        if self.eviction not in EVICTIONS:
+            raise ConfigError(f"eviction {self.eviction!r}: choose one of {', '.join(EVICTIONS)}")
+        if not 0 < self.tenant_quota <= 1:
+            raise ConfigError(
+                f"tenant_quota is {self.tenant_quota}: give a part of the pool, as 0.5"
+            )
         for group, num_blocks in zip(self.groups, self.num_blocks, strict=True):
             if num_blocks < 2:
                 raise ConfigError(
                     f"layer group {group.name}: {num_blocks} blocks hold nothing (block 0 is the"
                     " null block); give more memory with --kv-memory or --num-blocks"
                 )
+
+    @property
+    def has_shares(self) -> bool:
+        return self.is_fair or self.tenant_quota < 1
 
     def window_blocks(self, window: int, num_new_tokens: int) -> int:
         """Blocks of a window group that one sequence holds while it computes ``num_new_tokens``."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from pagemill.core.errors import RequestError
+from pagemill.core.retention import KEEP_AS_USUAL, Retention
 from pagemill.core.types import RequestId, SequenceId, TableId
 
 
@@ -105,6 +106,8 @@ class Request:
     arrival_ns: int
     priority: int = 0
     skip_cache_read: bool = False
+    tenant_id: int = 0
+    retention: Retention = KEEP_AS_USUAL
     status: RequestStatus = RequestStatus.WAITING
     table_id: TableId | None = None
     num_computed_tokens: int = 0

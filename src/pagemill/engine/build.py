@@ -183,6 +183,9 @@ def _divide(config: EngineConfig, model: ModelConfig, kv_format: str, max_len: i
         num_blocks=tuple(num_blocks[group.name] for group in groups),
         block_size=size,
         prefix_index=config.prefix_index,
+        eviction=config.eviction,
+        tenant_quota=config.tenant_quota,
+        is_fair=config.fair_share == "on",
     )
 
 
@@ -233,6 +236,7 @@ def _choices(
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     lines.append(
         f"at most {num_seqs} sequences, {config.max_num_batched_tokens} tokens a step,"
-        f" {config.max_queue} waiting; prefix index {config.prefix_index}"
+        f" {config.max_queue} waiting; prefix index {config.prefix_index},"
+        f" eviction {config.eviction}"
     )
     return tuple(lines)

@@ -7,15 +7,18 @@ callback must be quick and must not call the engine.
 import logging
 from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 from threading import Event, Lock, Thread
+from typing import TypeVar
 
 from pagemill.cache.manager import CacheManager
 from pagemill.core.clock import Clock
 from pagemill.core.errors import EngineStoppedError, RequestError
 from pagemill.core.executor import Executor
 from pagemill.core.request import FinishReason, Request, SamplingParams, StopParams
+from pagemill.core.retention import KEEP_AS_USUAL, Retention
 from pagemill.core.step import TokenLogprobs
 from pagemill.core.types import RequestId, SequenceId
 from pagemill.engine.loop import EngineLoop, Inbox, Step
@@ -59,6 +62,7 @@ class Piece:
 
 
 OnPiece = Callable[[Piece], None]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class Generate:
     priority: int = 0
     salt: str = ""
     tenant: str = ""
+    retention: Retention = KEEP_AS_USUAL
     skip_special_tokens: bool = True
     request_id: str | None = None
 
@@ -136,6 +141,7 @@ class Engine:
         self._on_finish = on_finish
         self._streams: dict[SequenceId, _Stream] = {}
         self._lock = Lock()
+        self._tenant_ids: dict[str, int] = {}
         self._ids = count(1)
         self._wake = Event()
         self._idle = Event()
@@ -187,6 +193,23 @@ class Engine:
         self._inbox.cancel(sequence_id)
         self._wake.set()
 
+    def call(self, run: Callable[[CacheManager], Made]) -> Future[Made]:
+        """``run`` on the cache, in the engine's thread and between two steps: what an operator
+        does to it. Raises QueueFullError or EngineStoppedError."""
+        if not self._thread.is_alive():
+            raise EngineStoppedError(STOPPED)
+        done: Future[Made] = Future()
+
+        def run_it() -> None:
+            try:
+                done.set_result(run(self.cache))
+            except Exception as error:  # told to the caller; the engine goes on
+                done.set_exception(error)
+
+        self._inbox.call(run_it)
+        self._wake.set()
+        return done
+
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the running ones. False when time ran out."""
         self._draining = True
@@ -218,10 +241,17 @@ class Engine:
             sampling=ask.sampling,
             stop=StopParams(max_tokens=max_tokens, stop_token_ids=stop_ids),
             namespace=self.cache.namespace(tenant=ask.tenant, salt=ask.salt),
+            tenant_id=self._tenant_id(ask.tenant),
+            retention=ask.retention,
             arrival_ns=self._clock.now_ns(),
             priority=ask.priority,
             skip_cache_read=ask.sampling.prompt_logprobs is not None,
         )
+
+    def _tenant_id(self, tenant: str) -> int:
+        """From 1, in the order in which tenants come."""
+        with self._lock:
+            return self._tenant_ids.setdefault(tenant, len(self._tenant_ids) + 1)
 
     def _max_tokens(self, num_prompt_tokens: int, asked: int | None) -> int:
         if asked is not None:
@@ -318,6 +348,8 @@ class Engine:
     def _end_all(self, reason: FinishReason, error: Exception) -> None:
         """A last piece for everybody; one receiver that fails does not stop the others."""
         self._has_ended = True
+        for call in self._inbox.take_calls():  # somebody waits for each
+            call()
         for sequence_id in list(self._streams):
             stream = self._streams.pop(sequence_id, None)
             if stream is None:

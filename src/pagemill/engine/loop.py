@@ -16,6 +16,7 @@ from pagemill.sched.scheduler import Scheduler
 from pagemill.sched.values import SequenceOutput
 
 LOG = logging.getLogger("pagemill.engine")
+MAX_CALLS = 64
 
 
 class Inbox:
@@ -26,9 +27,10 @@ class Inbox:
         self._lock = Lock()
         self._new: deque[Request] = deque()
         self._cancelled: deque[SequenceId] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
 
     def __len__(self) -> int:
-        return len(self._new) + len(self._cancelled)
+        return len(self._new) + len(self._cancelled) + len(self._calls)
 
     def add(self, request: Request, num_waiting: int) -> None:
         """Raises QueueFullError when as many wait as may."""
@@ -44,6 +46,19 @@ class Inbox:
     def cancel(self, sequence_id: SequenceId) -> None:
         with self._lock:
             self._cancelled.append(sequence_id)
+
+    def call(self, run: Callable[[], None]) -> None:
+        """``run`` in the engine's thread, between two steps. Raises QueueFullError."""
+        with self._lock:
+            if len(self._calls) >= MAX_CALLS:
+                raise QueueFullError(f"{MAX_CALLS} calls wait already: try again in a moment")
+            self._calls.append(run)
+
+    def take_calls(self) -> list[Callable[[], None]]:
+        with self._lock:
+            taken = list(self._calls)
+            self._calls.clear()
+            return taken
 
     def take(self) -> tuple[list[Request], list[SequenceId]]:
         """Everything new, in order. Requests come first, so that none is cancelled unseen."""
@@ -104,6 +119,8 @@ class EngineLoop:
 
     def _poll(self) -> None:
         """Take in cancelled and new requests. Nothing else reaches the scheduler from outside."""
+        for call in self._inbox.take_calls():
+            call()
         new, cancelled = self._inbox.take()
         for request in new:
             try:

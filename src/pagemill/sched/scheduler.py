@@ -124,17 +124,33 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.table_id is not None:
-            self.cache.release(request.table_id)
-            request.table_id = None
+            self._let_go(
+                request,
+                is_sound=reason is not FinishReason.ERROR,
+                is_finished=reason is not FinishReason.ABORT,
+            )
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         del self._by_id[request.sequence_id]
+
+    def _let_go(self, request: Request, *, is_sound: bool, is_finished: bool) -> None:
+        """Release the blocks. ``is_sound``: all computed tokens have their KV in them, so that the
+        last ones can be found again too."""
+        table = request.table_id
+        assert table is not None
+        if is_sound:
+            self.cache.commit(table, request.token_ids, request.num_computed_tokens)
+        if not request.retention.is_default:
+            self.cache.retain(table, request.retention, request.tenant_id)  # its lifetime starts
+        self.cache.release(table, is_finished=is_finished)
+        request.table_id = None
 
     # ------------------------------------------------------------ plan
 
     def plan(self, now_ns: int) -> StepPlan | None:
         """The next step, or None where nothing can be computed."""
         assert self._in_flight is None, "the last step has not been applied"
+        self.cache.advance(now_ns)
         budget = TokenBudget(main=self.config.max_num_batched_tokens)
         planned: dict[SequenceId, _Planned] = {}
         num_preemptions = self.stats.num_preemptions
@@ -208,9 +224,8 @@ class Scheduler:
         if dropped is not None:
             budget.give_back(dropped.count)
             self.cache.release_copies(dropped.copies)
-        assert victim.table_id is not None
-        self.cache.release(victim.table_id)
-        victim.table_id = None
+        copied = dropped is not None and bool(dropped.copies)  # a target that nobody has filled
+        self._let_go(victim, is_sound=not copied, is_finished=False)
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
         victim.num_recomputed_tokens += victim.num_computed_tokens
@@ -259,8 +274,13 @@ class Scheduler:
 
     def _start(self, request: Request, match: PrefixMatch, now_ns: int) -> None:
         request.table_id = self.cache.open(
-            match, request.namespace, is_resumed=request.num_preemptions > 0
+            match,
+            request.namespace,
+            is_resumed=request.num_preemptions > 0,
+            tenant=request.tenant_id,
         )
+        if not request.retention.is_default:
+            self.cache.retain(request.table_id, request.retention, request.tenant_id)
         self._count_hits(request, match.num_tokens)
         request.num_computed_tokens = match.num_tokens
         request.status = RequestStatus.RUNNING

@@ -1,9 +1,9 @@
 """Routes. Each parses, asks the engine and writes; no logic of the cache lives here."""
 
 import asyncio
-import hmac
 import logging
 import time
+from array import array
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from pagemill.core.config import ServerConfig
 from pagemill.core.errors import EngineStoppedError, PagemillError, RequestError
 from pagemill.engine.engine import STOPPED, Engine, Generate
 from pagemill.models.template import ChatTemplate
+from pagemill.server import operate
 from pagemill.server.answers import Answers
 from pagemill.server.chat import Chat
 from pagemill.server.completions import Completions
@@ -28,12 +29,14 @@ from pagemill.server.protocol import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    DropBody,
     TokenizeBody,
     message_values,
     parse,
     unknown_fields,
 )
 from pagemill.server.stream import EventStream, PieceStreams, or_gone
+from pagemill.server.tenants import Tenants
 
 LOG = logging.getLogger("pagemill.server")
 MAX_BODY_BYTES = 64 << 20
@@ -66,6 +69,7 @@ class App:
         self._max_model_len = max_model_len
         self._started = int(time.time())
         self._converter = Converter(engine.tokenizer, template, max_model_len)
+        self._tenants = Tenants(config)
 
     def asgi(self) -> Starlette:
         """The application; every error leaves in the OpenAI shape."""
@@ -79,16 +83,18 @@ class App:
             Route("/v1/completions", guard(self.completions), methods=["POST"]),
             Route("/tokenize", guard(self.tokenize), methods=["POST"]),
             Route("/detokenize", guard(self.detokenize), methods=["POST"]),
+            Route("/v1/cache", guard(self.drop_cache, self._tenants.operator), methods=["DELETE"]),
         ]
         handlers: Any = {HTTPException: _http_error, Exception: _any_error}
         return Starlette(routes=routes, exception_handlers=handlers)
 
-    def _guard(self, handler: Handler) -> Handler:
+    def _guard(self, handler: Handler, who: Callable[[Request], str] | None = None) -> Handler:
         """Check the API key, and turn exceptions of pagemill into answers."""
+        who = who or self._tenants.tenant
 
         async def guarded(request: Request) -> Response:
             try:
-                self._check_key(request)
+                request.state.tenant = who(request)
                 return await handler(request)
             except PagemillError as error:
                 return error_response(error)
@@ -100,21 +106,6 @@ class App:
                 return error_response(EngineStoppedError(STOPPED))
 
         return guarded
-
-    def _check_key(self, request: Request) -> None:
-        keys = self._config.api_keys
-        if not keys:
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        given_bytes = given.strip().encode("utf-8", "replace")
-        known = [hmac.compare_digest(given_bytes, key.encode()) for key in keys]
-        if scheme.lower() != "bearer" or not any(known):
-            raise HttpError(
-                401,
-                "wrong or missing API key: send Authorization: Bearer KEY",
-                "authentication_error",
-                "invalid_api_key",
-            )
 
     # ------------------------------------------------------------ small routes
 
@@ -179,18 +170,29 @@ class App:
         text = self._tokenizer.decode(body.tokens, skip_special_tokens=False)
         return JSONResponse({"prompt": text})
 
+    async def drop_cache(self, request: Request) -> Response:
+        body = await self._body(request, DropBody)
+        operate.check(body)
+        ids = await self._in_thread(lambda: self._converter.dropped_prompt(body), request)
+        token_ids = None if ids is None else array("I", [*ids, 0])  # the last one is never matched
+        return JSONResponse(await operate.drop(self._engine, body, token_ids))
+
     # ------------------------------------------------------------ completions
 
     async def completions(self, request: Request) -> Response:
         body = await self._body(request, CompletionBody)
-        asks = await self._in_thread(lambda: self._converter.completion(body), request)
+        asks = await self._in_thread(
+            lambda: self._converter.completion(body, request.state.tenant), request
+        )
         answers = Answers("text", body.model or self._names[0], self._tokenizer)
         maker = Completions(body, asks, answers, self._tokenizer)
         return await self._answer(request, asks, bool(body.stream), maker)
 
     async def chat(self, request: Request) -> Response:
         body = await self._body(request, ChatBody)
-        ask = await self._in_thread(lambda: self._converter.chat(body), request)
+        ask = await self._in_thread(
+            lambda: self._converter.chat(body, request.state.tenant), request
+        )
         answers = Answers("chat", body.model or self._names[0], self._tokenizer)
         return await self._answer(request, [ask], bool(body.stream), Chat(body, answers))
 

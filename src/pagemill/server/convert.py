@@ -12,9 +12,11 @@ from pagemill.server.protocol import (
     MAX_LOGPROBS,
     ChatBody,
     CompletionBody,
+    DropBody,
     Sampled,
     message_values,
 )
+from pagemill.server.retention import retention_of
 
 MAX_PROMPTS = 256
 MAX_STOP_TOKEN_IDS = 256
@@ -96,6 +98,14 @@ class Converter:
             raise RequestError("the prompt is empty: give at least one token", "prompt")
         return ids
 
+    def dropped_prompt(self, body: DropBody) -> list[int] | None:
+        """Token ids of the prompt that is to be dropped, if the body names one."""
+        _check_utf8("cache_salt", body.cache_salt)
+        _check_utf8("tenant", body.tenant)
+        if body.messages is not None:
+            return self.chat_prompt(message_values(body.messages), body.tools)
+        return None if body.prompt is None else self._prompt(body.prompt, body.add_special_tokens)
+
     def check_ids(self, ids: Sequence[int], name: str) -> None:
         size = self._tokenizer.vocab_size
         for token_id in ids:
@@ -106,7 +116,7 @@ class Converter:
 
     # ------------------------------------------------------------ requests
 
-    def completion(self, body: CompletionBody) -> list[Generate]:
+    def completion(self, body: CompletionBody, tenant: str) -> list[Generate]:
         """One ask per prompt."""
         echo = bool(body.echo)
         max_tokens = _limit(body, 16, may_be_0=echo)
@@ -116,9 +126,9 @@ class Converter:
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if echo else None,
         )
-        return [self._ask(body, ids, sampling, max_tokens) for ids in self.prompts(body)]
+        return [self._ask(body, ids, sampling, max_tokens, tenant) for ids in self.prompts(body)]
 
-    def chat(self, body: ChatBody) -> Generate:
+    def chat(self, body: ChatBody, tenant: str) -> Generate:
         max_tokens = _limit(body, None)
         _check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
         if body.top_logprobs and not body.logprobs:
@@ -130,7 +140,7 @@ class Converter:
             body.add_generation_prompt,
             body.chat_template_kwargs,
         )
-        return self._ask(body, ids, self._sampling(body, logprobs=logprobs), max_tokens)
+        return self._ask(body, ids, self._sampling(body, logprobs=logprobs), max_tokens, tenant)
 
     def _ask(
         self,
@@ -138,6 +148,7 @@ class Converter:
         token_ids: list[int],
         sampling: SamplingParams,
         max_tokens: int | None,
+        tenant: str,
     ) -> Generate:
         stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
         check_stop_strings(stop)
@@ -150,6 +161,7 @@ class Converter:
         _check_utf8("stop", "".join(stop))
         _check_utf8("cache_salt", body.cache_salt)
         _check_utf8("request_id", body.request_id)
+        _check_utf8("prompt_cache_key", body.prompt_cache_key)
         _check_range("priority", body.priority, -(1 << 31), (1 << 31) - 1)
         return Generate(
             token_ids=token_ids,
@@ -160,6 +172,8 @@ class Converter:
             ignore_eos=body.ignore_eos,
             priority=body.priority,
             salt=body.cache_salt or "",
+            tenant=tenant,
+            retention=retention_of(body),
             skip_special_tokens=body.skip_special_tokens,
             request_id=body.request_id,
         )

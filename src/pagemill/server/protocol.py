@@ -78,6 +78,12 @@ class Sampled(_Body):
     stream_options: StreamOptions | None = None
     priority: int = 0
     cache_salt: str | None = None
+    cache_priority: int | None = None
+    cache_ttl: float | None = None
+    cache_pin: bool | None = None
+    cache_control: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     request_id: str | None = None
     user: str | None = None
 
@@ -118,6 +124,18 @@ class TokenizeBody(_Body):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
+
+
+class DropBody(_Body):
+    """What DELETE /v1/cache drops: everything, a tenant's salt, or one prompt under it."""
+
+    model: str | None = None
+    tenant: str | None = None
+    cache_salt: str | None = None
+    prompt: str | TokenIds | None = None
+    messages: list[Message] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
 
 
 class DetokenizeBody(_Body):

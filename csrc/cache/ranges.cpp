@@ -1,0 +1,181 @@
+// Calls on a whole path or a whole namespace: keep it, forget it; and which tables share blocks.
+#include <algorithm>
+#include <unordered_map>
+
+#include "cache/bug.hpp"
+#include "cache/cache_core.hpp"
+
+namespace pagemill::cache {
+
+namespace {
+struct HashOfKey {
+    size_t operator()(const Hash &key) const {
+        size_t bits;
+        std::memcpy(&bits, key.data(), sizeof bits);
+        return bits;
+    }
+};
+using ChildCounts = std::unordered_map<Hash, uint32_t, HashOfKey>;
+}  // namespace
+
+Retention CacheCore::wanted_now(const Table &table) const {
+    Retention wanted = table.retention;
+    if (wanted.ttl_ns) wanted.ttl_until_ns = groups_[0]->order.now_ns() + wanted.ttl_ns;
+    return wanted;
+}
+
+void CacheCore::retain(TableId id, const Retention &asked) {
+    Table &kept = table(id);
+    kept.retention = asked;
+    const Retention wanted = wanted_now(kept);
+    for (auto &group : groups_) group->order.be_on();
+    for (uint32_t g = 0; g < num_groups(); ++g) {
+        BlockGroup &group = *groups_[g];
+        for (uint32_t j = kept.num_published; j-- > 0;) {
+            BlockId block = kept.blocks[g][j];
+            if (block == kNullBlock) continue;
+            while (!group.index.is_published(block)) block = group.pool.next(block);  // a twin
+            group.order.set_retention(block, wanted);
+            if (!group.window) break;  // the ancestors are raised with it
+        }
+    }
+    ++version_;
+}
+
+// The blocks of a match, from its end, as far as nobody holds them and nothing else goes on from
+// them. Says how many.
+uint32_t CacheCore::forget_path(const Match &match) {
+    if (match.version != version_) bug("forget: the cache has changed since this match was made");
+    uint32_t num_gone = 0;
+    for (uint32_t g = 0; g < num_groups(); ++g) {
+        std::span<const BlockId> path = match.blocks[g];
+        // A published block that is matched in part belongs to another path.
+        if (match.num_tokens % config_.block_size && groups_[g]->index.is_published(path.back()))
+            return 0;
+        num_gone += groups_[g]->forget_tail(path);
+    }
+    ++version_;
+    return num_gone;
+}
+
+// Everything under the root that nobody holds. A window block whose full parent is gone already
+// cannot be traced; no prompt finds it either.
+uint32_t CacheCore::forget_root(const Hash &root) {
+    uint32_t num_gone = 0;
+    std::vector<Hash> keys;
+    for (auto &group : groups_) {
+        if (group->window) continue;
+        for (BlockId block : group->blocks_under(root)) {
+            const Hash key = group->index.hash(block);
+            if (!group->forget(block)) continue;
+            keys.push_back(key);
+            ++num_gone;
+        }
+    }
+    for (auto &group : groups_) {
+        if (!group->window) continue;
+        std::vector<BlockId> blocks;
+        if (keys.empty()) blocks = group->blocks_under(root);
+        for (const Hash &key : keys) blocks.push_back(group->index.find(key));
+        for (BlockId block : blocks) num_gone += block != kNullBlock && group->forget(block);
+    }
+    ++version_;
+    return num_gone;
+}
+
+// The caller knows that nothing cached goes on from it, but what is held.
+bool BlockGroup::forget(BlockId block) {
+    if (pool.ref_count(block) > 0 || !is_cached(block)) return false;
+    if (tree && !tree->is_last(block)) return false;
+    evict_block(block);
+    return true;
+}
+
+uint32_t BlockGroup::forget_tail(std::span<const BlockId> path) {
+    ChildCounts children;
+    if (!tree && !window)
+        for (BlockId block = 1; block < pool.num_blocks(); ++block)
+            if (index.is_published(block)) ++children[index.parent(block)];
+    uint32_t num_gone = 0;
+    for (size_t j = path.size(); j-- > 0 && path[j] != kNullBlock; ++num_gone) {
+        const Hash parent = index.parent(path[j]);
+        if (!children.empty() && children[index.hash(path[j])] > 0) break;
+        if (!forget(path[j])) break;
+        if (!children.empty()) --children[parent];
+    }
+    return num_gone;
+}
+
+// Children before their parents. Without a tree all blocks are looked at once.
+std::vector<BlockId> BlockGroup::blocks_under(const Hash &root) const {
+    if (tree) return tree->blocks_under(root);
+    std::unordered_map<Hash, std::vector<BlockId>, HashOfKey> children;
+    for (BlockId block = 1; block < pool.num_blocks(); ++block)
+        if (index.is_published(block)) children[index.parent(block)].push_back(block);
+    std::vector<BlockId> out, left = children[root];
+    while (!left.empty()) {
+        BlockId block = left.back();
+        left.pop_back();
+        out.push_back(block);
+        if (auto found = children.find(index.hash(block)); found != children.end())
+            left.insert(left.end(), found->second.begin(), found->second.end());
+    }
+    std::reverse(out.begin(), out.end());
+    return out;
+}
+
+// ---- shared prefixes ------------------------------------------------------------------------
+
+namespace {
+
+struct Grouping {
+    const std::vector<const std::vector<BlockId> *> &tables;
+    std::vector<SharedRun> &runs;
+
+    bool has(uint32_t member, uint32_t j) const { return j < tables[member]->size(); }
+    BlockId at(uint32_t member, uint32_t j) const { return (*tables[member])[j]; }
+
+    // All members have the same block j.
+    bool agree(const std::vector<uint32_t> &members, uint32_t j) const {
+        return std::all_of(members.begin(), members.end(), [&](uint32_t member) {
+            return has(member, j) && at(member, j) == at(members[0], j);
+        });
+    }
+
+    // The members agree on the blocks before `first`. Parts that go on together are runs.
+    void part(std::vector<uint32_t> members, uint32_t first) {
+        std::erase_if(members, [&](uint32_t member) {
+            return !has(member, first) || at(member, first) == kNullBlock;
+        });
+        std::stable_sort(members.begin(), members.end(), [&](uint32_t a, uint32_t b) {
+            return at(a, first) < at(b, first);
+        });
+        for (size_t i = 0, end; i < members.size(); i = end) {
+            for (end = i + 1; end < members.size(); ++end)
+                if (at(members[end], first) != at(members[i], first)) break;
+            if (end - i < 2) continue;
+            std::vector<uint32_t> same(members.begin() + i, members.begin() + end);
+            uint32_t next = first + 1;
+            while (agree(same, next)) ++next;
+            runs.push_back({first, next - first, same});
+            part(std::move(same), next);
+        }
+    }
+};
+
+}  // namespace
+
+std::vector<SharedRun> CacheCore::shared_runs(const std::vector<TableId> &ids, uint32_t g) {
+    group(g);
+    std::vector<const std::vector<BlockId> *> tables;
+    std::vector<uint32_t> members;
+    for (TableId id : ids) {
+        members.push_back(uint32_t(tables.size()));
+        tables.push_back(&table(id).blocks[g]);
+    }
+    std::vector<SharedRun> runs;
+    Grouping{tables, runs}.part(std::move(members), 0);
+    return runs;
+}
+
+}  // namespace pagemill::cache
