@@ -125,13 +125,13 @@ void release_copies(CacheCore &core, const std::vector<std::vector<uint32_t>> &c
     core.release_copies(native);
 }
 
-// (group, hash, parent, token ids), in order; a removed block has an empty parent and no tokens.
+// (group, hash, parent, position, token ids), in order; a removed block has no parent, no tokens.
 nb::list take_events(CacheCore &core, uint32_t block_size) {
     nb::list out;
     EventLog &log = core.log();
     for (const Event &event : log.events) {
         if (!event.is_stored) {
-            out.append(nb::make_tuple(event.group, to_bytes(event.hash), nb::bytes("", 0),
+            out.append(nb::make_tuple(event.group, to_bytes(event.hash), nb::bytes("", 0), 0,
                                       nb::make_tuple()));
             continue;
         }
@@ -139,7 +139,7 @@ nb::list take_events(CacheCore &core, uint32_t block_size) {
         for (uint32_t i = 0; i < block_size; ++i)
             tokens.append(log.token_ids[event.first_token + i]);
         out.append(nb::make_tuple(event.group, to_bytes(event.hash), to_bytes(event.parent),
-                                  nb::tuple(tokens)));
+                                  event.position, nb::tuple(tokens)));
     }
     log.clear();
     return out;

@@ -41,6 +41,8 @@ NO_TORCH = (
     "models/gguf.py",
     "models/gguf_tokenizer.py",
     "models/home.py",
+    "bench/explain",
+    "server/kv_",
 )
 PURE_ROOMS = ("core", "cache", "tiers", "sched")
 MAX_FILE_LINES = 400

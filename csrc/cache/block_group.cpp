@@ -27,7 +27,7 @@ void BlockGroup::publish(BlockId block, const Hash &hash, const Hash &parent,
         index.publish(block, hash, parent, tokens, j == 0);
         if (tree) grow_tree(block, parent, j, block_size);
         order.published(block, wanted, tenant);
-        log.stored(group_id, hash, parent, tokens, block_size);
+        log.stored(group_id, hash, parent, j, tokens, block_size);
         ++counters.num_stored;
         return;
     }

@@ -1,6 +1,7 @@
 """Settings: flags, vLLM's names, a TOML file, and what wins."""
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from pagemill.cli.main import make_parser
 from pagemill.cli.options import read_settings
 from pagemill.core.config import EngineConfig, ServerConfig
 from pagemill.core.errors import ConfigError
+
+EVENTS = '{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "kv", "hwm": 9}'
 
 
 def parse(*flags: str) -> tuple[EngineConfig, ServerConfig]:
@@ -81,6 +84,7 @@ def test_every_flag_is_also_a_setting_of_a_file(tmp_path: Path) -> None:
         "metrics-prefix": "vllm", "eviction": "arc",
         "tenant-quota": 0.5, "fair-share": "on", "drain-timeout": 2.5, "kv-memory": "1GiB",
         "kv-cache-memory-bytes": 4096, "enable-prefix-caching": True,
+        "kv-events-endpoint": "tcp://*:7", "kv-events-config": EVENTS,
     }  # fmt: skip
     parser = make_parser()
     (serve,) = (a.choices["serve"] for a in parser._actions if isinstance(a.choices, dict))
@@ -91,7 +95,7 @@ def test_every_flag_is_also_a_setting_of_a_file(tmp_path: Path) -> None:
         if name in ("help", "config", "model"):
             continue
         value = values.get(name.removeprefix("no-"), 7)
-        written = str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
+        written = str(value).lower() if isinstance(value, bool) else json.dumps(value)
         (tmp_path / "s.toml").write_text(f"{name} = {written}")
         given = (flag,) if isinstance(value, bool) else (flag, str(value))
         expected = parse("m", *given)
@@ -147,3 +151,38 @@ def test_a_flag_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         parse("m", "--num-blocks", "many")
     assert "num-blocks" in capsys.readouterr().err
+
+
+def test_vllms_json_of_kv_events_and_the_flags_that_win() -> None:
+    _, server = parse("m", "--kv-events-config", EVENTS)
+    assert server == ServerConfig(
+        kv_events_endpoint="tcp://*:5557", kv_events_topic="kv", kv_events_hwm=9
+    )
+    _, server = parse("m", "--kv-events-config", EVENTS, "--kv-events-topic", "mine")
+    assert (server.kv_events_topic, server.kv_events_hwm) == ("mine", 9)
+    for off in ('{"enable_kv_cache_events": false}', '{"publisher": "null"}', "{}"):
+        assert parse("m", "--kv-events-config", off)[1] == ServerConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no JSON object"),
+        ('{"colour": 1}', "no setting 'colour'"),
+        ('{"publisher": "kafka"}', "zmq or null"),
+        ('{"hwm": "many"}', "hwm is 'many'"),
+        ('{"topic": 5}', "topic is 5"),
+    ],
+)
+def test_wrong_json_of_kv_events_is_refused(
+    capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    with pytest.raises(SystemExit):
+        parse("m", "--kv-events-config", text)
+    assert words in capsys.readouterr().err
+
+
+def test_sizes_of_kv_events_are_checked() -> None:
+    with pytest.raises(ConfigError, match="kv_events_hwm is 0"):
+        parse("m", "--kv-events-config", '{"enable_kv_cache_events": true, "hwm": 0}')

@@ -47,7 +47,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
     return call
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("pull",), ("doctor",)])
+@pytest.mark.parametrize("command", [(), ("serve",), ("explain",), ("pull",), ("doctor",)])
 def test_help_can_be_read(run: Run, command: tuple[str, ...]) -> None:
     done = run(*command, "--help")
     assert done.code == 0

@@ -16,10 +16,12 @@ from model.seeds import fuzz_seeds
 from pagemill import CacheConfig, CacheManager, LayerGroup
 from pagemill._native import chain_hash
 from pagemill.cache.prefix_index import PrefixMatch
+from pagemill.cache.shadow import ShadowIndex
 from pagemill.cache.testing import evictable_blocks
 from pagemill.core.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from pagemill.core.step import BlockCopy
 from pagemill.core.types import GroupId, TableId
+from pagemill.server.kv_wire import EventBatch, Packer, unpack
 
 B = 16
 WINDOWS = ((None,), (None,), (None, 24), (40,), (None, 17, 64), (None, None), (1,))
@@ -53,7 +55,8 @@ class Shadow:
 
     def __call__(self, event: CacheEvent) -> None:
         if isinstance(event, BlockStored):
-            known = event.parent in self.roots or event.parent in self.cached[event.group]
+            assert event.is_first == (event.parent in self.roots)
+            known = event.is_first or event.parent in self.cached[event.group]
             assert known or not self.has_parents[event.group], "a stored block of unknown parent"
             namespace, prefix = self.prefixes[event.parent]
             assert self.prefixes[event.block_hash] == (namespace, prefix + event.token_ids)
@@ -77,7 +80,10 @@ class Harness:
         config = CacheConfig(groups, tuple(num_blocks), B, prefix_index=index)
         roots = [CacheManager(config).namespace(salt=salt) for salt in ("", "other")]
         self.shadow = Shadow(roots, [window is None for window in windows])
-        self.real = CacheManager(config, on_event=self.shadow)
+        self.events: list[CacheEvent] = []  # since the last comparison
+        self.packer = Packer(groups, roots[0], int_hashes=seed % 2 == 0)
+        self.follower = ShadowIndex()  # knows only what went over the wire
+        self.real = CacheManager(config, on_event=self.hear)
         self.naive = NaiveCache(num_blocks, windows, B, is_radix=index == "radix")
         self.closing: list[tuple[NaiveTable, list[list[int]]]] = []  # released, with copies left
         self.naive_of: dict[int, NaiveBlock] = {}  # of group 0, since the last comparison
@@ -91,6 +97,10 @@ class Harness:
         self.weights[:3] = [
             weight + base for weight, base in zip(self.weights, (2, 6, 6), strict=False)
         ]
+
+    def hear(self, event: CacheEvent) -> None:
+        self.shadow(event)
+        self.events.append(event)
 
     # operations
 
@@ -271,7 +281,25 @@ class Harness:
                     span = marks[j * B : min(committed, (j + 1) * B)]
                     assert self.kv[group][int(block)][: len(span)] == span, "a wrong block's KV"
 
+    def compare_follower(self) -> None:
+        """The index rebuilt from the bytes of events has the same blocks, tokens and parents."""
+        batch = unpack(self.packer.pack(EventBatch(0.0, tuple(self.events))))
+        self.events.clear()
+        self.follower.window_groups |= batch.window_groups
+        for event in batch.events:
+            self.follower(event)
+        assert self.follower.num_faults == 0
+        for g, cached in enumerate(self.shadow.cached):
+            group, size = GroupId(g), 8 if self.packer._int_hashes else 32
+            told = self.follower.blocks(group)
+            assert set(told) == {block_hash[-size:] for block_hash in cached}
+            for block_hash, (_, prefix) in cached.items():
+                assert told[block_hash[-size:]].token_ids == prefix[-B:]
+                if self.shadow.has_parents[g]:
+                    assert self.follower.prefix(group, block_hash[-size:]) == prefix
+
     def compare(self) -> None:
+        self.compare_follower()
         self.real.check_integrity()
         for sequence in self.sequences:
             self.check_kv(sequence)

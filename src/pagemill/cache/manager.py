@@ -298,9 +298,10 @@ class CacheManager:
         return tuple(GroupStats(*self._core.group_counts(group)) for group in groups)
 
     def _tell_events(self, on_event: Callable[[CacheEvent], None]) -> None:
-        for group, block_hash, parent, token_ids in self._core.take_events(self.config.block_size):
+        for group, name, parent, position, tokens in self._core.take_events(self.config.block_size):
+            group_id, block_hash = GroupId(group), BlockHash(name)
             if parent:
-                stored = BlockHash(block_hash), BlockHash(parent), token_ids
-                on_event(BlockStored(GroupId(group), *stored))
+                parent_hash = BlockHash(parent)
+                on_event(BlockStored(group_id, block_hash, parent_hash, tokens, position == 0))
             else:
-                on_event(BlockRemoved(GroupId(group), BlockHash(block_hash)))
+                on_event(BlockRemoved(group_id, block_hash))

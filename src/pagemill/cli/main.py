@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pagemill.cli import doctor, pull, replay, serve
+from pagemill.cli import doctor, explain, pull, replay, serve
 from pagemill.core.errors import PagemillError
 
-COMMANDS = (serve, replay, pull, doctor)
+COMMANDS = (serve, replay, explain, pull, doctor)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pagemill.cli.kv_events_config import KV_EVENTS_SIZES, read_kv_events_config
 from pagemill.core.config import (
     DTYPES,
     KV_FORMATS,
@@ -175,7 +176,40 @@ SERVER_OPTIONS = (
         "seconds that running requests get after SIGTERM (30)",
         "S",
     ),
+    Option(
+        "kv_events_endpoint",
+        ("--kv-events-endpoint",),
+        str,
+        "publish KV events in vLLM's form over ZMQ, as tcp://*:5557",
+        "ADDRESS",
+    ),
+    Option(
+        "kv_events_replay_endpoint",
+        ("--kv-events-replay-endpoint",),
+        str,
+        "where subscribers ask for KV events that they missed",
+        "ADDRESS",
+    ),
+    Option("kv_events_topic", ("--kv-events-topic",), str, "topic of the KV events", "TOPIC"),
+    Option(
+        "kv_events_buffer_steps",
+        ("--kv-events-buffer-steps",),
+        int,
+        "batches of KV events kept for replay (10000)",
+        "N",
+    ),
 )
+
+CONFIG_OPTIONS = (
+    Option(
+        "kv_events_config",
+        ("--kv-events-config",),
+        read_kv_events_config,
+        "vLLM's JSON for the settings of KV events",
+        "JSON",
+    ),
+)
+"""Each gives several settings at once; a setting that is given by itself wins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +226,10 @@ SWITCHES = (Switch("prefix_index", "enable-prefix-caching", yes="radix", no="off
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    for title, options in (("engine", ENGINE_OPTIONS), ("server", SERVER_OPTIONS)):
+    for title, options in (
+        ("engine", ENGINE_OPTIONS),
+        ("server", (*SERVER_OPTIONS, *CONFIG_OPTIONS)),
+    ):
         group = parser.add_argument_group(title)
         for option in options:
             group.add_argument(
@@ -232,7 +269,7 @@ def read_settings(parsed: argparse.Namespace) -> tuple[EngineConfig, ServerConfi
         values.setdefault("api_keys", [key])
     if key := os.environ.get("PAGEMILL_OPERATOR_KEY"):
         values.setdefault("operator_key", key)
-    for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS):
+    for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS, *CONFIG_OPTIONS):
         given = getattr(parsed, option.target)
         if given is not None:
             values[option.target] = given
@@ -242,12 +279,14 @@ def read_settings(parsed: argparse.Namespace) -> tuple[EngineConfig, ServerConfi
         del values["num_blocks"]  # a flag replaces the file's other way of saying it
     if "kv_memory_bytes" in values and parsed.num_blocks and not parsed.kv_memory_bytes:
         del values["kv_memory_bytes"]
+    values = {**values.get("kv_events_config", {}), **values}
     engine = {o.target: values[o.target] for o in ENGINE_OPTIONS if o.target in values}
     server: dict[str, Any] = {
         o.target: tuple(values[o.target]) if o.many else values[o.target]
         for o in SERVER_OPTIONS
         if o.target in values
     }
+    server |= {name: values[name] for name in KV_EVENTS_SIZES if name in values}
     return EngineConfig(model=values.get("model", ""), **engine), ServerConfig(**server)
 
 
@@ -260,7 +299,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"the settings file {path} cannot be read: {error}") from error
     by_name = {
         flag.removeprefix("--"): option
-        for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS)
+        for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS, *CONFIG_OPTIONS)
         for flag in option.flags
     }
     values: dict[str, Any] = {}

@@ -81,6 +81,16 @@ class ServerConfig:
     operator_key: str | None = None
     metrics_prefix: str = "pagemill"
     drain_timeout_s: float = 30.0
+    kv_events_endpoint: str = ""
+    """Where KV events are published (ZMQ); empty: they are not."""
+    kv_events_replay_endpoint: str = ""
+    kv_events_topic: str = ""
+    kv_events_buffer_steps: int = 10_000
+    """Batches that the replay socket keeps."""
+    kv_events_hwm: int = 100_000
+    """Batches that ZMQ queues for a slow subscriber before it drops."""
+    kv_events_max_queue: int = 100_000
+    """Batches that may wait for the publisher's thread; more are left to the replay socket."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -94,3 +104,8 @@ class ServerConfig:
             raise ConfigError("operator_key: give a key that is no api_key, and not empty")
         if any(not key for key in self.api_keys):
             raise ConfigError("an api_key is empty: leave it out to serve without a key")
+        self._check_events()
+
+    def _check_events(self) -> None:
+        for name in ("kv_events_buffer_steps", "kv_events_hwm", "kv_events_max_queue"):
+            _at_least(name, getattr(self, name), 1)

@@ -7,12 +7,18 @@ from pagemill.core.types import BlockHash, GroupId
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A block was published under ``block_hash``; ``parent`` is the root for a first block."""
+    """A block was published under ``block_hash``.
+
+    ``parent`` is the hash of the block before it. Of a first block (``is_first``) it is the root:
+    tenant, salt and model; events that came over a wire may leave it empty there. In a full group
+    the parent is published when its child is; in a window group it need not be.
+    """
 
     group: GroupId
     block_hash: BlockHash
     parent: BlockHash
     token_ids: tuple[int, ...]
+    is_first: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pagemill.cache.manager import CacheManager
 from pagemill.core.clock import SystemClock
 from pagemill.core.config import EngineConfig
 from pagemill.core.errors import ConfigError
+from pagemill.core.events import CacheEvent
 from pagemill.core.layers import CacheConfig, LayerGroup
 from pagemill.core.request import Request
 from pagemill.core.units import ceil_div, format_bytes
@@ -54,6 +55,7 @@ def build_engine(
     progress: Progress | None = None,
     on_step: Callable[[Step], None] | None = None,
     on_finish: Callable[[Request], None] | None = None,
+    on_event: Callable[[CacheEvent], None] | None = None,
 ) -> BuiltEngine:
     """Load the model, divide the memory, and wire the parts. Raises PagemillError.
 
@@ -63,7 +65,9 @@ def build_engine(
     """
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pagemill-run")
     try:
-        return thread.submit(_build, config, thread, progress, on_step, on_finish).result()
+        return thread.submit(
+            _build, config, thread, progress, on_step, on_finish, on_event
+        ).result()
     except BaseException:
         thread.shutdown(wait=False)
         raise
@@ -75,6 +79,7 @@ def _build(
     progress: Progress | None,
     on_step: Callable[[Step], None] | None,
     on_finish: Callable[[Request], None] | None,
+    on_event: Callable[[CacheEvent], None] | None,
 ) -> BuiltEngine:
     if config.num_threads is not None:
         use_threads(config.num_threads)
@@ -86,9 +91,8 @@ def _build(
     cache_config = _divide(config, model.config, kv_format, max_len)
     storage = KVStorage(cache_config, kv_format, model.config.num_kv_heads, model.config.head_dim)
     name = fingerprint(path, str(dtype), kv_format, f"block {config.block_size}")
-    cache = CacheManager(
-        cache_config, server_key=server_key(config.cache_key_file), fingerprint=name
-    )
+    key = server_key(config.cache_key_file)
+    cache = CacheManager(cache_config, server_key=key, fingerprint=name, on_event=on_event)
     engine = Engine(
         scheduler=Scheduler(_scheduler_config(config, max_len), cache),
         cache=cache,

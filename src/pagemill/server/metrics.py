@@ -14,6 +14,7 @@ from pagemill.core.request import Request
 from pagemill.core.types import SequenceId
 from pagemill.engine.engine import Engine
 from pagemill.engine.loop import Step
+from pagemill.server.kv_publisher import KvEventPublisher
 
 TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
@@ -92,6 +93,10 @@ class Metrics:
             registry=self._registry,
         )
         info.labels("0", *cache_info.values()).set(1)
+
+    def watch_events(self, events: KvEventPublisher) -> None:
+        """Read the counters of the KV events at every scrape."""
+        self._registry.register(_EventCollector(self, events))
 
     # ------------------------------------------------------------ the engine's thread
 
@@ -189,3 +194,17 @@ class _EngineCollector:
             yield metrics.gauge(name, words, value)
         for name, words, value in counters:
             yield metrics.counter(name, words, value)
+
+
+class _EventCollector:
+    """Counters that the publisher of KV events keeps."""
+
+    def __init__(self, metrics: Metrics, events: KvEventPublisher) -> None:
+        self._metrics = metrics
+        self._events = events
+
+    def collect(self) -> Iterator[Any]:
+        counter = self._metrics.counter
+        yield counter("kv_event_batches", "Batches of KV events.", self._events.num_batches)
+        words = "Batches that the live stream left out; the replay socket has them."
+        yield counter("kv_event_batches_dropped", words, self._events.num_dropped)

@@ -19,9 +19,11 @@ from pagemill.core.config import EngineConfig, ServerConfig
 from pagemill.core.errors import ConfigError
 from pagemill.core.request import Request
 from pagemill.engine.build import BuiltEngine, build_engine
+from pagemill.engine.loop import Step
 from pagemill.models.weights import Progress
 from pagemill.server.app import App
 from pagemill.server.http_server import HttpProtocol, HttpServer
+from pagemill.server.kv_publisher import KvEventPublisher
 from pagemill.server.metrics import Metrics
 
 LOG = logging.getLogger("pagemill.server")
@@ -72,17 +74,26 @@ class RunningServer:
         names = config.served_model_names or (default_name(engine_config.model),)
         self.model_name = names[0]
         self._metrics = Metrics(config.metrics_prefix, names[0])
+        self.events: KvEventPublisher | None = None
         try:
+            if config.kv_events_endpoint:
+                self.events = KvEventPublisher(config)
             self.built: BuiltEngine = build_engine(
                 engine_config,
                 progress=progress,
-                on_step=self._metrics.on_step,
+                on_step=self._on_step,
                 on_finish=self._on_finish,
+                on_event=self.events.add if self.events else None,
             )
         except BaseException:
             self._listener.close()
+            if self.events is not None:
+                self.events.close()
             raise
         self._metrics.watch(self.built.engine, self._cache_info())
+        if self.events is not None:
+            self._metrics.watch_events(self.events)
+            self.events.start(self.built.cache_config.groups, self.built.engine.cache.namespace())
         self.app = App(
             self.built.engine,
             self.built.model.template,
@@ -105,6 +116,11 @@ class RunningServer:
     def port(self) -> int:
         port: int = self._listener.getsockname()[1]
         return port
+
+    def _on_step(self, step: Step) -> None:
+        self._metrics.on_step(step)
+        if self.events is not None:
+            self.events.flush()
 
     def _on_finish(self, request: Request) -> None:
         self._metrics.on_finish(request, self._clock.now_ns())
@@ -155,3 +171,5 @@ class RunningServer:
             if self._drainer is not None:
                 self._drainer.join()
             self._listener.close()
+            if self.events is not None:
+                self.events.close()
