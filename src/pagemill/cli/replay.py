@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pagemill.bench.allocator import ALLOCATORS, compare
-from pagemill.bench.picture import write_picture
+from pagemill.bench.picture import check_picture, write_picture
 from pagemill.bench.replay import DEFAULT_SIZES, INDEXES, Cell, choose, evictions, sweep
 from pagemill.bench.replay_report import describe, print_allocators, print_cells, write_json
 from pagemill.bench.trace_formats.request import ReadOptions
@@ -57,7 +57,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--no-bound", action="store_true", help="leave the clairvoyant out")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
     parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw the hit rates: .svg or .png"
+        "--picture", type=Path, metavar="FILE", help="draw the hit rates: .svg, .png or .pdf"
     )
     parser.set_defaults(run=run)
 
@@ -66,6 +66,8 @@ def run(parsed: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console()
+    if parsed.picture:
+        check_picture(parsed.picture)
     options = ReadOptions(start_s=spread(parsed.spread_hours, parsed.seed))
     if parsed.tokenizer:
         options = replace(options, tokenize=_tokenizer(parsed.tokenizer))
