@@ -120,6 +120,7 @@ void CacheCore::release(TableId id, const RequestEnd &end) {
 // What a copy reads is held by the table it is made for, and so is all that comes before it.
 void CacheCore::close(uint32_t slot) {
     Table &old = tables_[slot];
+    if (!old.retention.is_default()) raise_path(old);
     keep_tail(old);
     for (uint32_t g = 0; g < num_groups(); ++g) {
         groups_[g]->request_ended(old.blocks[g], old.num_published, old.end);
@@ -230,14 +231,14 @@ void CacheCore::keep_tail(Table &table) {
     if (table.tail == kNullBlock || table.is_chain_stopped || table.num_published < j) return;
     if (table.blocks[0][j] != table.tail || groups_[0]->pool.ref_count(table.tail) > 1) return;
     groups_[0]->keep_tail(table.tail, table.key, j, table.num_committed % size,
-                          wanted_now(table), table.tenant);
+                          wanted_of_new(table), table.tenant);
 }
 
 // In order, and never a block that others hold too: to a fork made while a step ran it is a partly
 // filled block, or the source of a copy. It is published later, when they have let go of it.
 void CacheCore::publish_full_blocks(Table &table, const uint32_t *tokens) {
     const uint32_t num_full = table.num_committed / config_.block_size;
-    const Retention wanted = wanted_now(table);
+    const Retention wanted = wanted_of_new(table);
     for (; table.num_published < num_full; ++table.num_published) {
         uint32_t j = table.num_published;
         for (uint32_t g = 0; g < num_groups(); ++g)

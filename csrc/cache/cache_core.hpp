@@ -99,6 +99,8 @@ class CacheCore {
     void give_back(Table &table);
     void close(uint32_t slot);
     Retention wanted_now(const Table &table) const;
+    Retention wanted_of_new(const Table &table) const;
+    void raise_path(const Table &table);
     void note_tail(Table &table, const uint32_t *tokens);
     void keep_tail(Table &table);
     bool must_copy(const Table &table, uint32_t group, uint32_t num_tokens) const;

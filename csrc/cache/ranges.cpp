@@ -24,11 +24,24 @@ Retention CacheCore::wanted_now(const Table &table) const {
     return wanted;
 }
 
+// A pin climbs to the root, so it comes once for the whole path and not with every block.
+Retention CacheCore::wanted_of_new(const Table &table) const {
+    Retention wanted = wanted_now(table);
+    wanted.pin_tenant = 0;
+    return wanted;
+}
+
 void CacheCore::retain(TableId id, const Retention &asked) {
     Table &kept = table(id);
     kept.retention = asked;
-    const Retention wanted = wanted_now(kept);
     for (auto &group : groups_) group->order.be_on();
+    raise_path(kept);
+    ++version_;
+}
+
+// What the table has published, also where a twin of it is found in its place.
+void CacheCore::raise_path(const Table &kept) {
+    const Retention wanted = wanted_now(kept);
     for (uint32_t g = 0; g < num_groups(); ++g) {
         BlockGroup &group = *groups_[g];
         for (uint32_t j = kept.num_published; j-- > 0;) {
@@ -39,7 +52,6 @@ void CacheCore::retain(TableId id, const Retention &asked) {
             if (!group.window) break;  // the ancestors are raised with it
         }
     }
-    ++version_;
 }
 
 // The blocks of a match, from its end, as far as nobody holds them and nothing else goes on from

@@ -76,7 +76,9 @@ def test_shared_runs() -> None:
 def keep(first: int, retention: Retention, cache: CacheManager) -> None:
     table = start(cache, tokens(32, first))
     cache.retain(table, retention, 1)
-    assert cache.extend(table, 32) == ()
+    copies = cache.extend(table, 32)
+    assert copies is not None
+    cache.release_copies(copies)
     cache.commit(table, tokens(32, first), 32)
     cache.release(table)
 
@@ -133,6 +135,30 @@ def test_a_parent_is_kept_as_well_as_its_children() -> None:
         assert cache.evict(1, FULL) == 1
         order.append(before - cached(cache, tokens(65)))
     assert order == [0, 0, 16, 16, 16, 16]
+
+
+def test_a_duplicate_raises_what_it_stands_for() -> None:
+    """Two tables compute the same tokens; the second one's retention counts for the block found."""
+    cache = make(20)
+    first, second = start(cache, tokens(32)), start(cache, tokens(32))
+    cache.retain(second, Retention(90), 1)
+    for table in (first, second):
+        assert cache.extend(table, 32) == ()
+        cache.commit(table, tokens(32), 32)
+    cache.release(second)
+    cache.release(first)
+    cache.release(run(cache, tokens(32, 500)))
+    assert cache.evict(2, FULL) == 2 and cached(cache, tokens(33)) == 32
+
+
+def test_a_lifetime_that_ran_out_is_over() -> None:
+    cache = make(20)
+    keep(0, Retention(ttl_ns=1000 * S), cache)
+    cache.advance(2000 * S)
+    keep(0, Retention(ttl_ns=10 * S), cache)
+    cache.advance(2015 * S)
+    keep(100, Retention(), cache)
+    assert cache.evict(2, FULL) == 2 and cached(cache, tokens(33)) == 0
 
 
 def test_media_are_part_of_the_key_by_kind() -> None:

@@ -6,6 +6,7 @@ from model.small_cache import B, tokens
 from pagemill import CacheConfig, CacheManager, LayerGroup
 from pagemill.core.errors import ConfigError
 from pagemill.core.events import BlockRemoved, CacheEvent
+from pagemill.core.retention import KEEP_AS_USUAL, Retention
 
 
 def make(
@@ -17,11 +18,19 @@ def make(
     return CacheManager(config, **more)  # type: ignore[arg-type]
 
 
-def ask(cache: CacheManager, tenant: int, first: int, num_blocks: int = 2) -> int:
+def ask(
+    cache: CacheManager,
+    tenant: int,
+    first: int,
+    num_blocks: int = 2,
+    retention: Retention = KEEP_AS_USUAL,
+) -> int:
     """Hit tokens of a prompt of so many blocks, which is cached afterwards."""
     root, prompt = cache.namespace(tenant=str(tenant)), tokens(num_blocks * B + 1, first)
     table = cache.open(cache.peek_match(prompt, root), root, tenant=tenant)
     hits = cache.num_tokens_cached(table)
+    if not retention.is_default:
+        cache.retain(table, retention, tenant)
     copies = cache.extend(table, num_blocks * B)
     assert copies is not None
     cache.release_copies(copies)
@@ -79,3 +88,25 @@ def test_one_request_may_be_larger_than_the_quota_while_it_runs() -> None:
 def test_a_quota_is_a_part_of_the_pool() -> None:
     with pytest.raises(ConfigError, match="tenant_quota"):
         make(20, quota=0.0)
+
+
+@pytest.mark.parametrize("retention", [Retention(ttl_ns=10**15), Retention(90), Retention(20)])
+def test_no_retention_gets_around_a_share(retention: Retention) -> None:
+    for shares in ({"quota": 0.5}, {"is_fair": True}):
+        cache = make(21, **shares)  # type: ignore[arg-type]
+        for i in range(20):
+            ask(cache, 1, 100 * i, retention=retention)
+            ask(cache, 2, 100 * i)
+        assert num_cached(cache, 1, range(0, 2000, 100)) <= 11
+        assert num_cached(cache, 2, range(0, 2000, 100)) >= 9
+
+
+def test_pins_count_inside_the_quota() -> None:
+    cache = make(41, quota=0.25)
+    for i in range(10):
+        ask(cache, 1, 100 * i, retention=Retention(is_pinned=True))
+    assert num_cached(cache, 1, range(0, 1000, 100)) == 10
+    for i in range(10):
+        ask(cache, 2, 100 * i, retention=Retention(is_pinned=True))
+        ask(cache, 3, 100 * i)
+    assert num_cached(cache, 3, range(0, 1000, 100)) == 10

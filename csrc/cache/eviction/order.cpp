@@ -29,16 +29,23 @@ void EvictionOrder::set_policy(MakePolicy make) {
     if (index_.num_published() > 0) bug("set_policy: blocks are published already");
     make_ = std::move(make);
     ranked_.clear();
+    usual_ = nullptr;
     is_on_ = true;
     facts_ = Zeroed<Fact>(pool_.num_blocks());
 }
 
 EvictionPolicy &EvictionOrder::policy(const Fact &fact) {
     auto &found = ranked_[{fact.band, fact.tenant}];
-    if (!found) {
+    if (found) return *found;
+    bands_.insert(fact.band);
+    if (fact.band == Retention::kDefaultBand && fact.tenant == 0) {
         found = make_(config_);
         found->advance(now_ns_);
+        usual_ = found.get();
+        return *found;
     }
+    if (!links_) links_.emplace(pool_.num_blocks());
+    found = std::make_unique<LinkedLru>(*links_);
     return *found;
 }
 
@@ -65,7 +72,7 @@ void EvictionOrder::count_child(BlockId block) {
 void EvictionOrder::published(BlockId block, const Retention &wanted, uint32_t tenant) {
     if (!is_on_) return;
     facts_[block] = {0, 0, wanted.band, kNowhere, has_shares_ ? tenant : 0, 0, 0, 0, 0};
-    if (has_shares_) ++num_cached_[tenant];
+    count(facts_[block].tenant, 1);
     count_child(block);
     policy(facts_[block]).published(block, known_key(block), facts_[block].position);
     raise(block, wanted);
@@ -114,7 +121,7 @@ void EvictionOrder::dropped(BlockId block) {
     leave(block);
     unpin(block);
     policy(facts_[block]).dropped(block);
-    if (has_shares_) count_less(facts_[block].tenant);
+    count(facts_[block].tenant, -1);
     facts_[block] = {};
     if (parent == kNullBlock) return;
     if (--facts_[parent].num_children == 0 && pool_.ref_count(parent) == 0) enter(parent);
@@ -122,14 +129,13 @@ void EvictionOrder::dropped(BlockId block) {
 
 void EvictionOrder::request_ended(std::span<const BlockId> path, const RequestEnd &end) {
     if (!is_on_) return;
-    if (ranked_.size() == 1) return ranked_.begin()->second->request_ended(path, end);
+    if (!usual_) return;
+    if (ranked_.size() == 1) return usual_->request_ended(path, end);
     std::vector<BlockId> part;
-    for (auto &[place, policy] : ranked_) {
-        part.clear();
-        for (BlockId block : path)
-            if (std::pair(facts_[block].band, facts_[block].tenant) == place) part.push_back(block);
-        if (!part.empty()) policy->request_ended(part, end);
-    }
+    for (BlockId block : path)
+        if (facts_[block].band == Retention::kDefaultBand && facts_[block].tenant == 0)
+            part.push_back(block);
+    if (!part.empty()) usual_->request_ended(part, end);
 }
 
 // ---- which leaf stands where ----------------------------------------------------------------
@@ -138,10 +144,10 @@ void EvictionOrder::enter(BlockId leaf) {
     Fact &fact = facts_[leaf];
     if (fact.pin_tenant) {
         fact.place = kPinned;
-        pinned_[fact.band].emplace(fact.pin_moment, leaf);
+        pinned_[{fact.band, fact.tenant}].emplace(fact.pin_moment, leaf);
     } else if (fact.ttl_until_ns > now_ns_) {
         fact.place = kKept;
-        kept_[fact.band].emplace(fact.ttl_until_ns, leaf);
+        kept_[{fact.band, fact.tenant}].emplace(fact.ttl_until_ns, leaf);
         ends_.emplace(fact.ttl_until_ns, fact.band, leaf);
     } else {
         fact.place = kRanked;
@@ -155,10 +161,10 @@ void EvictionOrder::leave(BlockId block) {
         case kNowhere: return;
         case kRanked: policy(fact).remove(block); break;
         case kKept:
-            kept_[fact.band].erase({fact.ttl_until_ns, block});
+            kept_[{fact.band, fact.tenant}].erase({fact.ttl_until_ns, block});
             ends_.erase({fact.ttl_until_ns, fact.band, block});
             break;
-        case kPinned: pinned_[fact.band].erase({fact.pin_moment, block}); break;
+        case kPinned: pinned_[{fact.band, fact.tenant}].erase({fact.pin_moment, block}); break;
     }
     fact.place = kNowhere;
 }
@@ -174,7 +180,7 @@ void EvictionOrder::end_lifetimes() {
 void EvictionOrder::advance(uint64_t now_ns) {
     if (now_ns <= now_ns_) return;
     now_ns_ = now_ns;
-    for (auto &[place, policy] : ranked_) policy->advance(now_ns);
+    if (usual_) usual_->advance(now_ns);
     if (!ends_.empty()) end_lifetimes();
 }
 
@@ -224,6 +230,7 @@ void EvictionOrder::pin(BlockId block, uint32_t tenant) {
 
 bool EvictionOrder::raise(BlockId block, const Retention &wanted) {
     Fact &fact = facts_[block];
+    if (fact.ttl_until_ns <= now_ns_) fact.ttl_ns = 0;  // it has run out: nothing starts it again
     if (fact.band >= wanted.band && fact.ttl_until_ns >= wanted.ttl_until_ns &&
         fact.ttl_ns >= wanted.ttl_ns && !wanted.pin_tenant)
         return false;

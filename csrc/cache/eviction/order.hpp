@@ -1,7 +1,7 @@
 // In which order the published blocks of one group go. Below, what goes first stands first:
 //
-//     ranked, lowest band first, in a band as its policy says; where tenants have shares, each
-//             tenant has policies of its own, and who has most may come first
+//     ranked, lowest band first: the usual one as the policy says, others and those of tenants that
+//             have shares least recently used first; who has most may come before that
 //     kept: a lifetime (TTL) runs; lowest band, then the one that ends first
 //     pinned; lowest band, then the oldest pin
 //
@@ -14,9 +14,10 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 
-#include "cache/eviction/policy.hpp"
+#include "cache/eviction/linked_lru.hpp"
 #include "cache/flat_index.hpp"
 
 namespace pagemill::cache {
@@ -27,7 +28,9 @@ struct Retention {
     uint64_t ttl_until_ns = 0;
     uint32_t pin_tenant = 0;  // 0: not pinned
     uint64_t ttl_ns = 0;      // the lifetime that starts again at a hit; 0: none
-    bool is_default() const { return band == kDefaultBand && !ttl_until_ns && !pin_tenant; }
+    bool is_default() const {
+        return band == kDefaultBand && !ttl_until_ns && !pin_tenant && !ttl_ns;
+    }
 };
 
 class EvictionOrder {
@@ -50,7 +53,10 @@ class EvictionOrder {
     Zeroed<Fact> facts_;
     using Ranks = std::pair<uint8_t, uint32_t>;  // (band, tenant)
     std::map<Ranks, std::unique_ptr<EvictionPolicy>> ranked_;  // made when first used
-    std::map<uint8_t, Waiting> kept_, pinned_;
+    EvictionPolicy *usual_ = nullptr;  // of the default band: the one that was asked for
+    using WaitingByRanks = std::map<Ranks, Waiting>;
+    WaitingByRanks kept_, pinned_;
+    std::set<uint8_t> bands_;  // in use
     std::set<std::tuple<uint64_t, uint8_t, BlockId>> ends_;  // of kept leaves: (end, band, block)
     std::map<uint32_t, Waiting> pins_of_tenant_;
     uint32_t pin_budget_;
@@ -59,9 +65,12 @@ class EvictionOrder {
     bool has_shares_ = false, is_fair_ = false;
     uint32_t quota_blocks_ = 0;
     std::map<uint32_t, uint32_t> num_cached_;  // of a tenant, where there are shares
+    std::set<std::pair<uint32_t, uint32_t>> by_share_;  // (number, tenant)
+    std::optional<LeafLinks> links_;
 
     EvictionPolicy &policy(const Fact &fact);
-    void count_less(uint32_t tenant);
+    void count(uint32_t tenant, int change);
+    static BlockId first_waiting(const WaitingByRanks &waiting, const uint32_t *tenant);
     BlockId victim_of(uint32_t tenant);
     BlockId victim_by_share();
     BlockId parent_of(BlockId block) const;

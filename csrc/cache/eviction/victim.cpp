@@ -1,4 +1,6 @@
 // Whose block goes: the tenant first, then the band, then the policy's rank.
+#include <algorithm>
+
 #include "cache/bug.hpp"
 #include "cache/eviction/order.hpp"
 
@@ -9,20 +11,38 @@ void EvictionOrder::set_shares(uint32_t quota_blocks, bool is_fair) {
     has_shares_ = true;
     is_fair_ = is_fair;
     quota_blocks_ = quota_blocks;
+    pin_budget_ = std::min(pin_budget_, std::max(1u, quota_blocks / 2));
     be_on();
 }
 
-void EvictionOrder::count_less(uint32_t tenant) {
-    auto found = num_cached_.find(tenant);
-    if (--found->second == 0) num_cached_.erase(found);
+void EvictionOrder::count(uint32_t tenant, int change) {
+    if (!has_shares_) return;
+    uint32_t &num = num_cached_[tenant];
+    by_share_.erase({num, tenant});
+    num = uint32_t(int64_t(num) + change);
+    if (num > 0) by_share_.insert({num, tenant});
+    else num_cached_.erase(tenant);
 }
 
-// The lowest ranked leaf of one tenant; kNullBlock where it has none.
+// The first of the lowest band that has any; of one tenant, or of all.
+BlockId EvictionOrder::first_waiting(const WaitingByRanks &waiting, const uint32_t *tenant) {
+    const std::pair<uint64_t, BlockId> *first = nullptr;
+    uint8_t band = 0;
+    for (const auto &[ranks, leaves] : waiting) {
+        if (leaves.empty() || (tenant && ranks.second != *tenant)) continue;
+        if (first && ranks.first > band) break;
+        if (!first || *leaves.begin() < *first) first = &*leaves.begin();
+        band = ranks.first;
+    }
+    return first ? first->second : kNullBlock;
+}
+
 BlockId EvictionOrder::victim_of(uint32_t tenant) {
-    for (auto &[place, policy] : ranked_)
-        if (place.second == tenant)
-            if (BlockId leaf = policy->victim(); leaf != kNullBlock) return leaf;
-    return kNullBlock;
+    for (uint8_t band : bands_)
+        if (auto found = ranked_.find({band, tenant}); found != ranked_.end())
+            if (BlockId leaf = found->second->victim(); leaf != kNullBlock) return leaf;
+    BlockId kept = first_waiting(kept_, &tenant);
+    return kept != kNullBlock ? kept : first_waiting(pinned_, &tenant);
 }
 
 BlockId EvictionOrder::over_quota(uint32_t tenant) {
@@ -32,30 +52,20 @@ BlockId EvictionOrder::over_quota(uint32_t tenant) {
     return victim_of(tenant);
 }
 
-// A tenant that has more than its equal part of what is cached, the largest first. Of equal ones
-// that with the smaller number, which came first.
+// Of the tenant that has most cached; where all of that is held, of the next.
 BlockId EvictionOrder::victim_by_share() {
-    const uint64_t num_tenants = num_cached_.size();
-    std::map<std::pair<uint64_t, uint32_t>, uint32_t> largest_first;
-    uint64_t sum = 0;
-    for (auto [tenant, count] : num_cached_) sum += count;
-    for (auto [tenant, count] : num_cached_)
-        if (count * num_tenants > sum) largest_first[{sum - count, tenant}] = tenant;
-    for (auto &[order, tenant] : largest_first)
-        if (BlockId leaf = victim_of(tenant); leaf != kNullBlock) return leaf;
+    for (auto share = by_share_.rbegin(); share != by_share_.rend(); ++share)
+        if (BlockId leaf = victim_of(share->second); leaf != kNullBlock) return leaf;
     return kNullBlock;
 }
 
 BlockId EvictionOrder::victim() {
     if (!is_on_) return pool_.oldest();
-    if (is_fair_ && num_cached_.size() > 1)
-        if (BlockId leaf = victim_by_share(); leaf != kNullBlock) return leaf;
-    for (auto &[place, policy] : ranked_)
+    if (is_fair_) return victim_by_share();
+    for (auto &[ranks, policy] : ranked_)
         if (BlockId leaf = policy->victim(); leaf != kNullBlock) return leaf;
-    for (auto *waiting : {&kept_, &pinned_})
-        for (auto &[band, leaves] : *waiting)
-            if (!leaves.empty()) return leaves.begin()->second;
-    return kNullBlock;
+    BlockId kept = first_waiting(kept_, nullptr);
+    return kept != kNullBlock ? kept : first_waiting(pinned_, nullptr);
 }
 
 }  // namespace pagemill::cache

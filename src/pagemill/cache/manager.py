@@ -172,6 +172,8 @@ class CacheManager:
     def release_copies(self, copies: Iterable[BlockCopy]) -> None:
         """The copies are done: their sources need not be held any longer."""
         self._core.release_copies([(copy.group, copy.source, copy.target) for copy in copies])
+        if self._on_event is not None and self.config.has_shares:
+            self._tell_events(self._on_event)  # a released table may have waited for this
 
     def commit(self, table: TableId, token_ids: IntBuffer, num_computed_tokens: int) -> None:
         """The KV of ``token_ids`` [0, num_computed_tokens) is there and final.
@@ -273,6 +275,7 @@ class CacheManager:
         if not self._core.reset():
             return False
         if self._on_event is not None:
+            self._tell_events(self._on_event)
             self._on_event(CacheCleared())
         return True
 

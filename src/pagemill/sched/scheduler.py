@@ -140,8 +140,6 @@ class Scheduler:
         assert table is not None
         if is_sound:
             self.cache.commit(table, request.token_ids, request.num_computed_tokens)
-        if not request.retention.is_default:
-            self.cache.retain(table, request.retention, request.tenant_id)  # its lifetime starts
         self.cache.release(table, is_finished=is_finished)
         request.table_id = None
 
