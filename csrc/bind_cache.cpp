@@ -250,7 +250,10 @@ void bind_core(nb::module_ &m) {
         .def("set_shares", [](CacheCore &core, uint32_t group, uint32_t quota, bool is_fair) {
             core.group(group).order.set_shares(quota, is_fair);
         }, "group"_a, "quota_blocks"_a, "is_fair"_a)
-        .def("forget_path", &CacheCore::forget_path, "match"_a)
+        .def("forget_prefix", [](CacheCore &core, nb::handle token_ids, const nb::bytes &root) {
+            Tokens tokens(token_ids);
+            return core.forget_prefix(tokens.data(), tokens.size(), to_hash(root));
+        }, "token_ids"_a, "root"_a)
         .def("forget_root", [](CacheCore &core, const nb::bytes &root) {
             return core.forget_root(to_hash(root));
         }, "root"_a)

@@ -89,7 +89,9 @@ struct BlockGroup {
     uint32_t forget_tail(std::span<const BlockId> path);
     // An evictable block goes; else false, and nothing changes.
     bool forget(BlockId block);
-    std::vector<BlockId> blocks_under(const Hash &root) const;
+    // All under a root, or a key; without a tree also only those that go on with these tokens.
+    std::vector<BlockId> blocks_under(const Hash &root,
+                                      std::span<const uint32_t> tokens = {}) const;
     // Evicts only as far as needed; the pool must have n blocks available.
     void make_room(uint32_t n);
 

@@ -101,6 +101,8 @@ class CacheCore {
     Retention wanted_now(const Table &table) const;
     Retention wanted_of_new(const Table &table) const;
     void raise_path(const Table &table);
+    uint32_t forget_key(const Hash &key);  // in all groups but the first
+    uint32_t forget_blocks(const std::vector<BlockId> &blocks);
     void note_tail(Table &table, const uint32_t *tokens);
     void keep_tail(Table &table);
     bool must_copy(const Table &table, uint32_t group, uint32_t num_tokens) const;
@@ -162,7 +164,7 @@ public:
     // What the table publishes from now on is kept so, and what it holds at least so. A lifetime
     // is given as ttl_ns and starts now, at every block's publication, and again at every hit.
     void retain(TableId id, const Retention &wanted);
-    uint32_t forget_path(const Match &match);
+    uint32_t forget_prefix(const uint32_t *tokens, uint32_t n, const Hash &root);
     uint32_t forget_root(const Hash &root);
     // Evicts up to n blocks of a group; says how many: fewer only when no more are evictable.
     uint32_t evict(uint32_t group, uint32_t n);

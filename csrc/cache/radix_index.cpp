@@ -134,11 +134,10 @@ uint32_t RadixIndex::match(const Hash &root, const uint32_t *tokens, uint32_t n,
     return spot.depth;
 }
 
-std::vector<BlockId> RadixIndex::blocks_under(const Hash &root) const {
+// Children before their parents.
+std::vector<BlockId> RadixIndex::subtree(NodeId id) const {
     std::vector<BlockId> out;
-    auto found = roots_.find(root);
-    if (found == roots_.end()) return out;
-    std::vector<NodeId> left{found->second};
+    std::vector<NodeId> left{id};
     while (!left.empty()) {
         const Node &run = node(left.back());
         left.pop_back();
@@ -147,6 +146,25 @@ std::vector<BlockId> RadixIndex::blocks_under(const Hash &root) const {
             left.push_back(child);
     }
     std::reverse(out.begin(), out.end());
+    return out;
+}
+
+std::vector<BlockId> RadixIndex::blocks_under(const Hash &root) const {
+    auto found = roots_.find(root);
+    return found == roots_.end() ? std::vector<BlockId>{} : subtree(found->second);
+}
+
+std::vector<BlockId> RadixIndex::blocks_behind(const Hash &root, const uint32_t *tokens,
+                                               uint32_t n) const {
+    auto found = roots_.find(root);
+    if (found == roots_.end()) return {};
+    const Spot spot = walk({found->second, 0}, {tokens, 0, n});
+    if (spot.depth < n) return {};
+    std::vector<BlockId> out = subtree(spot.node);
+    // the node's own blocks before the spot, first in its run and so last here, stay out
+    const uint32_t first = first_block(node(spot.node)), num_whole = n / block_size_;
+    out.resize(out.size() - std::min<size_t>(num_whole > first ? num_whole - first : 0,
+                                             node(spot.node).blocks.size()));
     return out;
 }
 

@@ -60,6 +60,8 @@ public:
     void prefetch_links(BlockId block) const;
     // All blocks under the root, children before their parents.
     std::vector<BlockId> blocks_under(const Hash &root) const;
+    // Those of chains that begin with all of tokens [0, n): beyond the whole blocks of these.
+    std::vector<BlockId> blocks_behind(const Hash &root, const uint32_t *tokens, uint32_t n) const;
     // The block's path has no other block behind it.
     bool is_last(BlockId block) const;
     // What is wrong with the tree, if anything; num_blocks: those that should be in it.
@@ -111,6 +113,7 @@ private:
     BlockId block_at(NodeId id, uint32_t j) const;
     uint32_t common(NodeId id, uint32_t depth, const Tokens &tokens) const;
     Spot walk(Spot spot, const Tokens &tokens) const;
+    std::vector<BlockId> subtree(NodeId id) const;
     void collect(NodeId id, uint32_t num_blocks, std::vector<BlockId> &blocks) const;
 
     NodeId split(NodeId id, uint32_t depth);

@@ -54,44 +54,50 @@ void CacheCore::raise_path(const Table &kept) {
     }
 }
 
-// The blocks of a match, from its end, as far as nobody holds them and nothing else goes on from
-// them. Says how many.
-uint32_t CacheCore::forget_path(const Match &match) {
-    if (match.version != version_) bug("forget: the cache has changed since this match was made");
-    uint32_t num_gone = 0;
-    for (uint32_t g = 0; g < num_groups(); ++g) {
-        std::span<const BlockId> path = match.blocks[g];
-        // A published block that is matched in part belongs to another path.
-        if (match.num_tokens % config_.block_size && groups_[g]->index.is_published(path.back()))
-            return 0;
-        num_gone += groups_[g]->forget_tail(path);
-    }
+// What goes on from the tokens, and then their own blocks from the last one, as far as nobody holds
+// them and nothing else goes on from them. Says how many.
+uint32_t CacheCore::forget_prefix(const uint32_t *tokens, uint32_t n, const Hash &root) {
+    BlockGroup &first = *groups_[0];
+    const uint32_t num_whole = n / config_.block_size * config_.block_size;
+    // reads n tokens: the last one is never matched
+    const Match path = floor(peek_match(tokens, n + 1, root));
+    if (path.num_tokens < num_whole) return 0;
+    const std::vector<BlockId> behind =
+        first.tree ? first.tree->blocks_behind(root, tokens, n)
+                   : first.blocks_under(path.key, {tokens + num_whole, n - num_whole});
+    uint32_t num_gone = forget_blocks(behind);
+    std::vector<Hash> keys;
+    for (BlockId block : path.blocks[0])
+        keys.push_back(block == kNullBlock ? Hash{} : first.index.hash(block));
+    const uint32_t num_own = first.forget_tail(path.blocks[0]);
+    for (uint32_t i = 0; i < num_own; ++i) num_gone += forget_key(keys[keys.size() - 1 - i]);
+    ++version_;
+    return num_gone + num_own;
+}
+
+// Everything under the root that nobody holds.
+uint32_t CacheCore::forget_root(const Hash &root) {
+    const uint32_t num_gone = forget_blocks(groups_[0]->blocks_under(root));
     ++version_;
     return num_gone;
 }
 
-// Everything under the root that nobody holds. A window block whose full parent is gone already
-// cannot be traced; no prompt finds it either.
-uint32_t CacheCore::forget_root(const Hash &root) {
+// Blocks of the first group, children before their parents, and those of the other groups with the
+// same keys. A window block whose full parent is gone already cannot be traced; no prompt finds it.
+uint32_t CacheCore::forget_blocks(const std::vector<BlockId> &blocks) {
     uint32_t num_gone = 0;
-    std::vector<Hash> keys;
-    for (auto &group : groups_) {
-        if (group->window) continue;
-        for (BlockId block : group->blocks_under(root)) {
-            const Hash key = group->index.hash(block);
-            if (!group->forget(block)) continue;
-            keys.push_back(key);
-            ++num_gone;
-        }
+    for (BlockId block : blocks) {
+        const Hash key = groups_[0]->index.hash(block);
+        if (groups_[0]->forget(block)) num_gone += 1 + forget_key(key);
     }
-    for (auto &group : groups_) {
-        if (!group->window) continue;
-        std::vector<BlockId> blocks;
-        if (keys.empty()) blocks = group->blocks_under(root);
-        for (const Hash &key : keys) blocks.push_back(group->index.find(key));
-        for (BlockId block : blocks) num_gone += block != kNullBlock && group->forget(block);
-    }
-    ++version_;
+    return num_gone;
+}
+
+uint32_t CacheCore::forget_key(const Hash &key) {
+    uint32_t num_gone = 0;
+    for (uint32_t g = 1; g < num_groups(); ++g)
+        if (BlockId block = groups_[g]->index.find(key); block != kNullBlock)
+            num_gone += groups_[g]->forget(block);
     return num_gone;
 }
 
@@ -119,12 +125,16 @@ uint32_t BlockGroup::forget_tail(std::span<const BlockId> path) {
 }
 
 // Children before their parents. Without a tree all blocks are looked at once.
-std::vector<BlockId> BlockGroup::blocks_under(const Hash &root) const {
+std::vector<BlockId> BlockGroup::blocks_under(const Hash &root,
+                                              std::span<const uint32_t> tokens) const {
     if (tree) return tree->blocks_under(root);
     std::unordered_map<Hash, std::vector<BlockId>, HashOfKey> children;
     for (BlockId block = 1; block < pool.num_blocks(); ++block)
         if (index.is_published(block)) children[index.parent(block)].push_back(block);
     std::vector<BlockId> out, left = children[root];
+    std::erase_if(left, [&](BlockId block) {
+        return !std::equal(tokens.begin(), tokens.end(), index.token_ids(block));
+    });
     while (!left.empty()) {
         BlockId block = left.back();
         left.pop_back();

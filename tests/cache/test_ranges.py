@@ -11,20 +11,39 @@ INDEXES = ("radix", "flat")
 S = 1_000_000_000
 
 
+@pytest.mark.parametrize("windows", [(None,), (None, 24)])
 @pytest.mark.parametrize("index", INDEXES)
-def test_a_path_is_forgotten_as_far_as_nothing_goes_on_from_it(index: str) -> None:
-    cache = make(20, prefix_index=index)
+def test_a_prefix_is_forgotten_with_what_goes_on_from_it(
+    index: str, windows: tuple[int | None, ...]
+) -> None:
+    cache = make(40, *windows, prefix_index=index)
     root = cache.namespace()
-    for end in (tokens(32, 500), tokens(32, 900)):
-        cache.release(run(cache, tokens(32) + end))
-    match = cache.peek_match(tokens(32) + tokens(33, 500), root)
-    assert cache.forget(match) == 2
-    assert cached(cache, tokens(32) + tokens(33, 500)) == 32
-    assert cached(cache, tokens(32) + tokens(33, 900)) == 64
+    one, other = tokens(32) + tokens(33, 500), tokens(32) + tokens(33, 900)
+    for end in (one, other, one + tokens(40, 700)):
+        cache.release(run(cache, end))
+    assert cache.forget(tokens(32) + tokens(16, 500), root) >= 4
     cache.check_integrity()
+    assert cached(cache, one) == 32 and cached(cache, other + tokens(1)) >= 64
+    assert cache.forget(tokens(32) + tokens(4, 555), root) == 0  # unknown
     held = run(cache, tokens(65, 2000))
-    assert cache.forget(cache.peek_match(tokens(65, 2000), root)) == 0  # in use
+    assert cache.forget(tokens(65, 2000), root) == 0  # in use
     cache.release(held)
+    assert cache.forget(tokens(20), root) > 0
+    cache.check_integrity()
+    assert cached(cache, other) in (0, 16)
+    assert cache.forget(tokens(0), root) > 0
+    assert cached(cache, tokens(65, 2000)) == 0
+    cache.check_integrity()
+
+
+def test_a_prompt_inside_a_block_is_forgotten_and_its_neighbour_stays() -> None:
+    cache = make(20, prefix_index="radix")
+    root = cache.namespace()
+    mine, other = tokens(10) + tokens(30, 500), tokens(5) + tokens(30, 900)
+    cache.release(run(cache, mine))
+    cache.release(run(cache, other))
+    assert cache.forget(tokens(10), root) == 3
+    assert cached(cache, mine) == 5 and cached(cache, other + tokens(1)) == 35
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 24), (24,)])

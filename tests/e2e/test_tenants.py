@@ -62,8 +62,10 @@ def test_only_the_operator_drops(server: LiveServer) -> None:
     one = drop(server, "the-operator", {"tenant": tenant_of("key-one"), "prompt": PROMPT})
     assert one.status_code == 200 and one.json()["dropped_blocks"] > 5
     assert hits(server, "key-one") == 0 and hits(server, "key-two") == length
+    hits(server, "key-two", cache_salt="of its own")
     gone = drop(server, "the-operator", {"tenant": tenant_of("key-two")})
     assert gone.json()["dropped_blocks"] > 5 and hits(server, "key-two") == 0
+    assert hits(server, "key-two", cache_salt="of its own") == 0
     assert drop(server, "the-operator").json()["dropped_blocks"] > 5
     assert hits(server, "key-one") == 0
     server.wait_idle()
@@ -72,8 +74,11 @@ def test_only_the_operator_drops(server: LiveServer) -> None:
 def test_wrong_drops_are_refused(server: LiveServer) -> None:
     for body, word in (
         ({"prompt": "a", "messages": []}, "not both"),
-        ({"prompt": ""}, "empty"),
+        ({"prompt": "", "tenant": tenant_of("key-one")}, "empty"),
         ({"tenant": 7}, "tenant"),
+        ({"tenant": "nobody"}, "tenant"),
+        ({"prompt": PROMPT}, "tenant"),
+        ({"cache_salt": "s"}, "tenant"),
     ):
         answer = drop(server, "the-operator", body)
         assert answer.status_code == 400 and word in answer.json()["error"]["message"]

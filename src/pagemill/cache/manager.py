@@ -229,10 +229,10 @@ class CacheManager:
         pinned_by = tenant if retention.is_pinned else 0
         self._core.retain(table, retention.band, retention.ttl_ns or 0, pinned_by)
 
-    def forget(self, match: PrefixMatch) -> int:
-        """Drops the blocks of ``match`` that nobody holds and nothing else goes on from, from its
-        end; says how many."""
-        num_gone = self._core.forget_path(match.native)
+    def forget(self, token_ids: IntBuffer, namespace: bytes) -> int:
+        """Drops what goes on from all of ``token_ids``, and then their own blocks from the last
+        one, as far as nobody holds them and nothing else goes on from them; says how many."""
+        num_gone = self._core.forget_prefix(token_ids, namespace)
         if self._on_event is not None:
             self._tell_events(self._on_event)
         return num_gone

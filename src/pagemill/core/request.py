@@ -108,6 +108,7 @@ class Request:
     skip_cache_read: bool = False
     tenant_id: int = 0
     retention: Retention = KEEP_AS_USUAL
+    has_tools: bool = False
     status: RequestStatus = RequestStatus.WAITING
     table_id: TableId | None = None
     num_computed_tokens: int = 0

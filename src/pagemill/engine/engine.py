@@ -29,6 +29,7 @@ from pagemill.sched.values import SequenceOutput
 
 LOG = logging.getLogger("pagemill.engine")
 IDLE_WAIT_S = 0.5
+MAX_NAMESPACES = 4096
 STOPPED = "the server is shutting down: send the request elsewhere"
 CUT_OFF = "the server shut down before this answer was complete: send the request again"
 
@@ -79,6 +80,7 @@ class Generate:
     salt: str = ""
     tenant: str = ""
     retention: Retention = KEEP_AS_USUAL
+    has_tools: bool = False
     skip_special_tokens: bool = True
     request_id: str | None = None
 
@@ -142,6 +144,7 @@ class Engine:
         self._streams: dict[SequenceId, _Stream] = {}
         self._lock = Lock()
         self._tenant_ids: dict[str, int] = {}
+        self._namespaces: dict[str, dict[bytes, None]] = {}
         self._ids = count(1)
         self._wake = Event()
         self._idle = Event()
@@ -240,13 +243,30 @@ class Engine:
             num_prompt_tokens=num_prompt_tokens,
             sampling=ask.sampling,
             stop=StopParams(max_tokens=max_tokens, stop_token_ids=stop_ids),
-            namespace=self.cache.namespace(tenant=ask.tenant, salt=ask.salt),
+            namespace=self._namespace(ask),
             tenant_id=self._tenant_id(ask.tenant),
             retention=ask.retention,
+            has_tools=ask.has_tools,
             arrival_ns=self._clock.now_ns(),
             priority=ask.priority,
             skip_cache_read=ask.sampling.prompt_logprobs is not None,
         )
+
+    def _namespace(self, ask: Generate) -> bytes:
+        """The root of its chains; remembered as one of the tenant's, up to MAX_NAMESPACES."""
+        found = self.cache.namespace(tenant=ask.tenant, salt=ask.salt)
+        with self._lock:
+            known = self._namespaces.setdefault(ask.tenant, {})
+            known.pop(found, None)
+            known[found] = None
+            if len(known) > MAX_NAMESPACES:
+                del known[next(iter(known))]
+        return found
+
+    def namespaces(self, tenant: str) -> list[bytes]:
+        """Roots under which the tenant has asked, the last MAX_NAMESPACES of them."""
+        with self._lock:
+            return list(self._namespaces.get(tenant, ()))
 
     def _tenant_id(self, tenant: str) -> int:
         """From 1, in the order in which tenants come."""

@@ -140,7 +140,7 @@ class Scheduler:
         assert table is not None
         if is_sound:
             self.cache.commit(table, request.token_ids, request.num_computed_tokens)
-        self.cache.release(table, is_finished=is_finished)
+        self.cache.release(table, is_finished=is_finished, has_tool_calls=request.has_tools)
         request.table_id = None
 
     # ------------------------------------------------------------ plan

@@ -172,9 +172,9 @@ class App:
 
     async def drop_cache(self, request: Request) -> Response:
         body = await self._body(request, DropBody)
-        operate.check(body)
+        operate.check(body, self._tenants.names)
         ids = await self._in_thread(lambda: self._converter.dropped_prompt(body), request)
-        token_ids = None if ids is None else array("I", [*ids, 0])  # the last one is never matched
+        token_ids = None if ids is None else array("I", ids)
         return JSONResponse(await operate.drop(self._engine, body, token_ids))
 
     # ------------------------------------------------------------ completions

@@ -1,6 +1,7 @@
 """Request bodies -> what the engine is asked. Every refusal names its field."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pagemill.core.errors import RequestError
 from pagemill.core.request import SamplingParams
@@ -140,7 +141,8 @@ class Converter:
             body.add_generation_prompt,
             body.chat_template_kwargs,
         )
-        return self._ask(body, ids, self._sampling(body, logprobs=logprobs), max_tokens, tenant)
+        ask = self._ask(body, ids, self._sampling(body, logprobs=logprobs), max_tokens, tenant)
+        return replace(ask, has_tools=bool(body.tools))
 
     def _ask(
         self,

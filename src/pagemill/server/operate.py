@@ -1,7 +1,7 @@
 """DELETE /v1/cache: what an operator drops from the cache."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pagemill.cache.manager import CacheManager
@@ -14,27 +14,29 @@ TIMEOUT_S = 60.0
 
 
 async def drop(engine: Engine, body: DropBody, token_ids: IntBuffer | None) -> dict[str, Any]:
-    """The whole cache, a tenant's salt, or one prompt; blocks that are in use stay.
+    """The whole cache, a tenant, one salt of it, or one prompt; blocks that are in use stay.
 
     ``token_ids``: of the prompt in the body, if it has one.
     """
-    work = _work(body, token_ids)
+    work = _work(engine, body, token_ids)
     num_blocks = await asyncio.wait_for(asyncio.wrap_future(engine.call(work)), TIMEOUT_S)
     return {"object": "cache.dropped", "dropped_blocks": num_blocks}
 
 
-def _work(body: DropBody, token_ids: IntBuffer | None) -> Callable[[CacheManager], int]:
-    tenant, salt = body.tenant or "", body.cache_salt or ""
+def _work(
+    engine: Engine, body: DropBody, token_ids: IntBuffer | None
+) -> Callable[[CacheManager], int]:
+    tenant = body.tenant or ""
+
+    def namespace(cache: CacheManager) -> bytes:
+        return cache.namespace(tenant=tenant, salt=body.cache_salt or "")
+
     if token_ids is not None:
-
-        def drop_path(cache: CacheManager) -> int:
-            return cache.forget(
-                cache.peek_match(token_ids, cache.namespace(tenant=tenant, salt=salt))
-            )
-
-        return drop_path
-    if body.tenant is not None or body.cache_salt is not None:
-        return lambda cache: cache.forget_namespace(cache.namespace(tenant=tenant, salt=salt))
+        return lambda cache: cache.forget(token_ids, namespace(cache))
+    if body.cache_salt is not None:
+        return lambda cache: cache.forget_namespace(namespace(cache))
+    if body.tenant is not None:
+        return lambda cache: sum(map(cache.forget_namespace, engine.namespaces(tenant)))
     return _drop_all
 
 
@@ -43,7 +45,13 @@ def _drop_all(cache: CacheManager) -> int:
     return sum(cache.evict(cache.config.num_blocks[group], GroupId(group)) for group in groups)
 
 
-def check(body: DropBody) -> None:
-    """Raises RequestError where the body asks for two things."""
+def check(body: DropBody, tenants: Sequence[str]) -> None:
+    """Raises RequestError where the body asks for two things, or for nobody's."""
     if body.prompt is not None and body.messages is not None:
         raise RequestError("give prompt or messages, and not both", "prompt")
+    is_one = body.prompt is not None or body.messages is not None or body.cache_salt is not None
+    if (is_one or body.tenant is not None) and (body.tenant or "") not in tenants:
+        raise RequestError(
+            "tenant: name one of this server's tenants, 16 hexadecimal digits each (docs/cache.md)",
+            "tenant",
+        )
