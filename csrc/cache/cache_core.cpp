@@ -260,8 +260,10 @@ void CacheCore::publish_full_blocks(Table &table, const uint32_t *tokens) {
     }
 }
 
-// The next token reads from its window on: what lies wholly before is given back, oldest first.
+// The next token reads from its window on: what lies wholly before is given back, oldest first. Not
+// while copies into the table are pending: their targets must not become others'.
 void CacheCore::give_back(Table &table) {
+    if (table.num_copies > 0) return;
     for (uint32_t g = 0; g < num_groups(); ++g) {
         std::vector<BlockId> &blocks = table.blocks[g];
         uint32_t end = std::min(groups_[g]->first_live_block(table.num_committed),

@@ -233,6 +233,8 @@ class NaiveCache:
                 self.groups[g].publish(key, block, self.block_size)
             table.num_published += 1
         self.note_tail(table, tokens)
+        if table.num_copies:  # the targets of copies must not become others'
+            return
         for g, group in enumerate(self.groups):
             first = min([*self.needed(group, num_computed), num_computed // self.block_size])
             for j in range(first):
