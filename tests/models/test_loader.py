@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from model.checkpoints import random_model, save_folder
+from model.checkpoints import random_model, save_folder, tiny_tokenizer
 from model.gguf_files import write_gguf
-from pagemill.core.errors import ModelError
+from pagemill.core.errors import ModelError, RequestError
 from pagemill.models.loader import load_model
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
@@ -235,3 +235,36 @@ def test_a_gguf_file_without_a_tensor_or_with_a_foreign_one(tmp_path: Path) -> N
     path.write_bytes(data.replace(b"qwen3.feed_forward_length", b"qwen3.feed_forward_lengtX"))
     with pytest.raises(ModelError, match=r"no number 'qwen3\.feed_forward_length'"):
         load(path)
+
+
+# ---------------------------------------------------------------- more tokens than rows, or fewer
+
+
+def add_token(folder: Path, token: str) -> None:
+    """A special token that the embedding has no row for, as Gemma 3's text models have one."""
+    whole = tiny_tokenizer()
+    assert whole.add_special_tokens([token]) == 1
+    whole.save(str(folder / "tokenizer.json"))
+
+
+def test_a_token_without_an_embedding_is_refused_by_name(hf: Path) -> None:
+    add_token(hf, "<image_soft_token>")
+    model = load(hf)
+    assert model.tokenizer.token_id("<image_soft_token>") == 384
+    assert model.tokenizer.vocab_size == model.config.vocab_size == 384
+    with pytest.raises(RequestError, match=r"'<image_soft_token>' \(id 384\), for which"):
+        model.tokenizer.encode("see <image_soft_token>")
+    assert model.tokenizer.encode("see")
+
+
+def test_texts_cannot_begin_with_a_token_without_an_embedding(hf: Path) -> None:
+    add_token(hf, "<start>")
+    change_json(hf / "tokenizer_config.json", bos_token="<start>", add_bos_token=True)
+    with pytest.raises(ModelError, match=r"begins texts with '<start>' \(id 384\)"):
+        load(hf)
+
+
+def test_rows_that_no_token_has_cannot_be_sampled(tmp_path: Path) -> None:
+    model = load(save_folder(random_model("qwen3", vocab_size=400, **SMALL), tmp_path))
+    assert model.config.vocab_size == model.tokenizer.vocab_size == 384
+    assert len(model.weights.output) == len(model.weights.embedding) == 384

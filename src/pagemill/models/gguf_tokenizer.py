@@ -64,6 +64,7 @@ def _build(library: Any, metadata: Mapping[str, Any], tokens: Sequence[str]) -> 
         special_tokens=special,
         chat_template=metadata.get("tokenizer.chat_template"),
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")),
+        num_embeddings=len(tokens),
     )
 
 
