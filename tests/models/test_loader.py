@@ -268,3 +268,69 @@ def test_rows_that_no_token_has_cannot_be_sampled(tmp_path: Path) -> None:
     model = load(save_folder(random_model("qwen3", vocab_size=400, **SMALL), tmp_path))
     assert model.config.vocab_size == model.tokenizer.vocab_size == 384
     assert len(model.weights.output) == len(model.weights.embedding) == 384
+
+
+# ---------------------------------------------------------------- tensors that nobody would use
+
+
+def give(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    return lambda tensors: tensors.update({name: torch.ones(2)})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.mlp.gate_proj.bias",
+        "model.layers.1.self_attn.q_proj.bias",
+        "model.layers.2.input_layernorm.weight",
+        "model.layers.0.self_attn.sinks",
+        "score.weight",
+    ],
+)
+def test_a_tensor_that_the_decoder_does_not_use_is_refused(hf: Path, name: str) -> None:
+    change_tensors(hf, give(name))
+    short = name.removeprefix("model.").replace(".", r"\.")
+    with pytest.raises(ModelError, match=f"qwen3 decoder does not use: {short}. It is another"):
+        load(hf)
+
+
+def test_many_unused_tensors_are_named_shortly(hf: Path) -> None:
+    for i in range(9):
+        change_tensors(hf, give(f"model.layers.0.extra.{i}"))
+    with pytest.raises(ModelError, match=r"extra\.3 and 5 more"):
+        load(hf)
+
+
+def test_unused_tensors_of_a_gguf_file_are_refused(tmp_path: Path) -> None:
+    """One whose config names no norm of the queries, though the file has some."""
+    path = write_gguf(random_model("qwen3", **SMALL), tmp_path / "a.gguf", lambda name: Kind.F16)
+    data = path.read_bytes().replace(b"blk.0.attn_q_norm.weight", b"blk.0.attn_r_norm.weight")
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=r"does not use: blk\.0\.attn_k_norm\.weight, blk"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.vision_tower.encoder.layers.0.mlp.fc1.bias",
+        "vision_tower.vision_model.embeddings.patch_embedding.weight",
+        "multi_modal_projector.mm_soft_emb_norm.weight",
+    ],
+)
+def test_harmless_tensors_are_let_be(hf: Path, name: str) -> None:
+    change_tensors(hf, give(name))
+    assert load(hf).weights.layers
+
+
+def test_the_stored_copy_of_a_tied_head_is_let_be(tmp_path: Path) -> None:
+    folder = save_folder(random_model("qwen2", **SMALL), tmp_path)
+    change_tensors(folder, give("lm_head.weight"))
+    assert load(folder).weights.layers
+
+
+def test_biases_of_feed_forward_layers_are_refused_by_name(tmp_path: Path) -> None:
+    folder = save_folder(random_model("llama", mlp_bias=True, **SMALL), tmp_path)
+    with pytest.raises(ModelError, match="mlp_bias is true"):
+        load(folder)
