@@ -20,6 +20,8 @@ from pagemill.models.loader import load_model
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
 
+DEEP = '{"a": ' * 100_000 + "1" + "}" * 100_000
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -133,6 +135,10 @@ def test_a_model_without_template(made: Path, hf: Path) -> None:
         (lambda f: (f / "config.json").write_text("{"), "cannot be read as JSON"),
         (lambda f: (f / "config.json").write_bytes(b"\xff"), "cannot be read as JSON"),
         (lambda f: (f / "config.json").write_text("[]"), "holds no JSON object"),
+        (lambda f: (f / "config.json").write_text(DEEP), r"config\.json cannot be read as JSON"),
+        (lambda f: (f / "tokenizer_config.json").write_text(DEEP), "cannot be read as JSON"),
+        (lambda f: (f / "model.safetensors.index.json").write_text(DEEP), "is damaged"),
+        (lambda f: (f / "tokenizer.json").write_text(DEEP), "is not a tokenizer"),
         (lambda f: change_json(f / "config.json", model_type="bert"), "family 'bert'"),
         (lambda f: change_json(f / "config.json", hidden_size=64), "do not belong together"),
         (lambda f: change_json(f / "config.json", num_hidden_layers=3), "have no tensor"),
@@ -222,6 +228,16 @@ def test_a_gguf_file_with_any_wrong_byte_never_crashes(
         load(made / "wrong.gguf")
     except ModelError:
         pass
+
+
+@pytest.mark.parametrize("template", [7, 1.5, True, ["{{ messages }}"]])
+def test_a_gguf_file_whose_template_is_no_text(tmp_path: Path, template: Any) -> None:
+    model = random_model("qwen3", **SMALL)
+    path = write_gguf(
+        model, tmp_path / "a.gguf", lambda name: Kind.F16, tokenizer__chat_template=template
+    )
+    with pytest.raises(ModelError, match="chat template of this GGUF file is no text"):
+        load(path)
 
 
 def test_a_gguf_file_without_a_tensor_or_with_a_foreign_one(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def _json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON ({error}): get it again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object: get it again")

@@ -210,8 +210,8 @@ def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         template = named.get("default")
     if template is not None and not isinstance(template, str):
         raise ModelError(
-            f"the chat_template of {folder / 'tokenizer_config.json'} is no text: mend it, or give"
-            " one with --chat-template FILE"
+            f"the chat_template of {folder / 'tokenizer_config.json'} is no text: mend it, or put"
+            " one into the folder as chat_template.jinja"
         )
     return template
 

@@ -219,7 +219,14 @@ def _weight_files(folder: Path) -> list[Path]:
             names = sorted(
                 set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             )
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise ModelError(f"{index} is damaged ({error!r}): get it again") from error
         missing = [name for name in names if not (folder / str(name)).is_file()]
         if missing:
