@@ -44,7 +44,9 @@ def test_streams_repeat_and_do_not_disturb_each_other() -> None:
 def test_errors_carry_what_is_wrong() -> None:
     assert RequestError("no", "stop").param == "stop"
     assert "invariant 4" in str(IntegrityError(4, "written"))
-    assert "pip install 'pagemill[engine]'" in str(MissingExtraError("a server", "engine"))
+    assert "pip install '.[engine]' in pagemill's checkout" in str(
+        MissingExtraError("a server", "engine")
+    )
 
 
 @pytest.mark.parametrize(

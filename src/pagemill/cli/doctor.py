@@ -1,6 +1,7 @@
 """``pagemill doctor``: what this machine has, what is missing, and the command that mends it."""
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pagemill.core.errors import install_command
 from pagemill.core.units import GIB, format_bytes
 from pagemill.models.home import KNOWN_MODELS, home_folder, known_model_path
 
@@ -77,14 +79,15 @@ def vars_of(finding: Finding) -> dict[str, str | None]:
 
 def _print(findings: list[Finding]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(show_header=False, box=None)
     for finding in findings:
         mark = "[red]x[/red]" if finding.mend else "[green]ok[/green]"
-        table.add_row(mark, finding.name, finding.value)
+        table.add_row(mark, escape(finding.name), escape(finding.value))
         if finding.mend:
-            table.add_row("", "", f"[yellow]{finding.mend}[/yellow]")
+            table.add_row("", "", f"[yellow]{escape(finding.mend)}[/yellow]")
     Console().print(table)
 
 
@@ -125,10 +128,9 @@ def _disk() -> list[Finding]:
 def _parts() -> list[Finding]:
     missing = [name for name in ENGINE_MODULES if importlib.util.find_spec(name) is None]
     if not missing:
-        import torch
-
-        return [Finding("engine parts", f"torch {torch.__version__} and the others are here")]
-    mend = "pip install 'pagemill[engine]'"
+        version = importlib.metadata.version("torch")
+        return [Finding("engine parts", f"torch {version} and the others are here")]
+    mend = f"in pagemill's checkout: {install_command('engine')}"
     return [Finding("engine parts", f"missing: {', '.join(missing)}", mend)]
 
 
