@@ -142,6 +142,9 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
         ("enable-prefix-caching = 1", "enable-prefix-caching: 1: give true or false"),
         ('kv-memory = "lots"', "not a size"),
         ("model = ", "cannot be read"),
+        ("x = " + "[" * 5000 + "]" * 5000, "cannot be read"),
+        (f"num-blocks = {'9' * 400}", "num_blocks is too large"),
+        (f"kv-memory = {'9' * 400}", "more than any memory"),
         ("api-key = []", "api-key: an empty list says nothing: leave the line out"),
         ("served-model-name = []", "served-model-name: an empty list"),
     ],
@@ -163,6 +166,9 @@ def test_a_wrong_file_names_the_setting(tmp_path: Path, text: str, words: str) -
         (("m", "--num-blocks", "1"), "at least 2"),
         (("m", "--num-blocks", "9", "--kv-memory", "1G"), "not both"),
         (("m", "--max-num-seqs", "0"), "at least 1"),
+        (("m", "--threads", "9" * 400), "too large"),
+        (("m", "--num-blocks", "9" * 400), "too large"),
+        (("m", "--max-num-seqs", "9" * 400), "too large"),
         (("m", "--threads", "0"), "^--threads is 0: it must be at least 1"),
         (("m", "--port", "70000"), "between 0 and 65535"),
         (("m", "--metrics-prefix", "x"), "choose one of pagemill, vllm"),
@@ -175,10 +181,28 @@ def test_a_wrong_flag_names_the_setting(flags: tuple[str, ...], words: str) -> N
         parse(*flags)
 
 
-def test_a_flag_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--num-blocks", "many", "num-blocks"),
+        ("--kv-memory", "9" * 400, "more than any memory"),
+        ("--kv-memory", "9" * 400 + "TiB", "more than any memory"),
+        ("--kv-memory", "8388608TiB", "more than any memory"),
+        ("--num-blocks", "9" * 5000, "num-blocks"),
+    ],
+)
+def test_a_flag_that_is_no_number_is_refused(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str, words: str
+) -> None:
     with pytest.raises(SystemExit):
-        parse("m", "--num-blocks", "many")
-    assert "num-blocks" in capsys.readouterr().err
+        parse("m", flag, value)
+    assert words in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_bytes(b'model = "\xff\xfe"')
+    with pytest.raises(ConfigError, match=r"settings file .* cannot be read"):
+        parse("m", "--config", str(tmp_path / "s.toml"))
 
 
 def test_vllms_json_of_kv_events_and_the_flags_that_win() -> None:

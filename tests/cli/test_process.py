@@ -144,6 +144,12 @@ def test_the_doctors_table_shows_commands_as_they_are(
     assert "in pagemill's checkout: pip install '.[engine]'" in done.out
 
 
+@pytest.mark.parametrize("port", ["99999", "-1", "0", "65536", "9" * 5000, "8000.5", "²"])
+def test_the_doctor_refuses_what_is_no_port(run: Run, port: str) -> None:
+    done = run("doctor", f"--port={port}")
+    assert done.code == 2 and "is no port: give 1 to 65535" in done.err
+
+
 @contextmanager
 def started(model: Path, *flags: str) -> Iterator["subprocess.Popen[str]"]:
     flags = ("--port", "0", "--num-blocks", "300", "--dtype", "float32", *flags)

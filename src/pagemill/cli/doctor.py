@@ -27,6 +27,8 @@ ENGINE_MODULES = (
     "pydantic",
     "prometheus_client",
 )
+MAX_PORT = 65_535
+MAX_DIGITS = 9
 LOW_DISK_BYTES = 2 * GIB
 LOW_MEMORY_BYTES = 2 * GIB
 
@@ -49,8 +51,16 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--measure", action="store_true", help="measure the rates again")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--port", type=int, default=8000, help="the port to look at (8000)")
+    parser.add_argument(
+        "--port", type=_port_number, default=8000, help="the port to look at (8000)"
+    )
     parser.set_defaults(run=run)
+
+
+def _port_number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:MAX_DIGITS]) <= MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no port: give 1 to {MAX_PORT}")
+    return int(text)
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -138,7 +148,8 @@ def _port(port: int) -> list[Finding]:
     with socket.socket() as probe:
         probe.settimeout(0.5)
         busy = probe.connect_ex(("127.0.0.1", port)) == 0
-    mend = f"stop what listens there, or use: pagemill serve --port {port + 1}" if busy else None
+    other = port + 1 if port < MAX_PORT else port - 1
+    mend = f"stop what listens there, or use: pagemill serve --port {other}" if busy else None
     return [Finding("port", f"{port} is {'in use' if busy else 'free'}", mend)]
 
 

@@ -297,7 +297,7 @@ def _from_file(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             raw = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # no UTF-8 and no TOML are ValueError
         raise ConfigError(f"the settings file {path} cannot be read: {error}") from error
     by_name = {
         flag.removeprefix("--"): option
