@@ -1,10 +1,11 @@
-"""How long a context is: what a config declares is not believed."""
+"""How long a context is, and how many blocks: what a config declares is not believed."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from model.checkpoints import random_prompt
 from model.tiny_engine import TinyEngine, tiny_checkpoint
 from pagemill.core.errors import ConfigError
 
@@ -37,3 +38,12 @@ def test_more_is_taken_where_it_is_asked_for(endless: Path, key_file: Path) -> N
 def test_a_context_that_no_memory_holds_is_refused(endless: Path, key_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"of memory.*lower --max-model-len"):
         TinyEngine(endless, key_file, max_model_len=(1 << 31) - 1)
+
+
+def test_window_groups_get_no_more_blocks_than_were_asked_for(
+    tmp_path: Path, key_file: Path
+) -> None:
+    tiny = TinyEngine(tiny_checkpoint(tmp_path, "gemma3"), key_file, num_blocks=30)
+    assert tiny.built.cache_config.num_blocks == (30, 30)
+    assert len(tiny.ask(random_prompt(400), 12).token_ids) == 12
+    tiny.close()

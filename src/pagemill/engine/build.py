@@ -173,7 +173,7 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 def _divide(config: EngineConfig, model: ModelConfig, kv_format: str, max_len: int) -> CacheConfig:
     """Blocks per layer group. Window groups get what running sequences hold at a time and a share
-    for cached windows; full groups get the rest (DESIGN section 4, "Layer group")."""
+    for cached windows, never more than ``num_blocks``; full groups get the rest."""
     groups, size = model.layer_groups, config.block_size
     longest = ceil_div(max_len, size)
     most = config.max_num_seqs * longest + 1
@@ -184,6 +184,7 @@ def _divide(config: EngineConfig, model: ModelConfig, kv_format: str, max_len: i
         if group.window is not None and len(groups) > 1:
             need = ceil_div(group.window - 1 + config.max_num_batched_tokens, size) + 1
             want = min(int(need * config.max_num_seqs * CACHED_WINDOWS), most) + 1
+            want = min(want, config.num_blocks or want)  # a sequence needs no more than full ones
             num_blocks[group.name] = min(want, max(2, int(memory * WINDOW_SHARE) // one))
             memory -= num_blocks[group.name] * one
     for group, one in zip(groups, block_bytes, strict=True):
