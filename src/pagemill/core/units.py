@@ -18,11 +18,6 @@ def ceil_div(count: int, size: int) -> int:
     return -(-count // size)
 
 
-def align_down(count: int, size: int) -> int:
-    """The largest multiple of ``size`` that is at most ``count``."""
-    return count - count % size
-
-
 def parse_bytes(text: str) -> int:
     """``"512MiB"``, ``"4g"`` or ``"1000000"`` in bytes. ValueError names the forms it takes."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
