@@ -11,6 +11,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+# developers' builds stop at a compiler's warning; users' builds, `make run` among them, do not
+STRICT := --config-settings cmake.define.PAGEMILL_STRICT=ON
 NATIVE := CMakeLists.txt $(shell find csrc -name '*.cpp' -o -name '*.hpp')
 
 .PHONY: run test soak check native-test bench clean
@@ -51,9 +53,9 @@ $(VENV)/engine: $(VENV)/torch pyproject.toml $(NATIVE)
 	touch $@
 
 $(VENV)/dev: $(VENV)/torch pyproject.toml $(NATIVE)
-	$(INSTALL) --editable '.[engine,dev]'
+	$(INSTALL) --editable '.[engine,dev]' $(STRICT)
 	touch $@ $(VENV)/engine
 
 build/native/pagemill_tests: $(NATIVE)
-	cmake -S . -B build/native -DPAGEMILL_TESTS=ON -DPAGEMILL_SANITIZE=ON > /dev/null
+	cmake -S . -B build/native -DPAGEMILL_TESTS=ON -DPAGEMILL_STRICT=ON -DPAGEMILL_SANITIZE=ON > /dev/null
 	cmake --build build/native --parallel 2

@@ -22,9 +22,9 @@ from openai import BadRequestError, OpenAI
 from rich.progress import track
 
 from brute_force import exact_hits, expected_hits
-from common import DATA, Server, finish, make_parser
+from common import DATA, Server, finish, make_parser, needed
 
-NUM_REQUESTS, QUICK_REQUESTS = 60, 8
+NUM_REQUESTS, QUICK_REQUESTS = 60, 7
 MAX_PROMPT_TOKENS = 8184
 OUTPUT_TOKENS = 8
 BLOCK_SIZE = 16
@@ -218,6 +218,7 @@ def main() -> None:
         "--trace", type=Path, default=DATA / "traces" / "agent_text_miniswe.jsonl.xz"
     )
     args = parser.parse_args()
+    needed(args.trace, "miniswe of the data set LMCache/lmcache-agent-trace; or give --trace FILE")
     figures, prompts, cached = with_cache(args)
     figures |= without_cache(args, prompts, cached)
     from transformers_b16 import compare

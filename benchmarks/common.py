@@ -23,6 +23,16 @@ def make_parser(words: str) -> argparse.ArgumentParser:
     return parser
 
 
+def needed(path: Path, source: str) -> Path:
+    """``path`` where it is there; else one line that says what to bring, and the end."""
+    if path.is_file():
+        return path
+    sys.exit(
+        f"{path} is not there: it is {source}. docs/benchmarks.md says how to make the file; set"
+        f" PAGEMILL_DATA to the folder that has {path.parent.name}/{path.name}"
+    )
+
+
 def finish(figures: dict[str, Any], keys: tuple[str, ...], path: Path | None) -> None:
     """Write the JSON and print the last line: RESULT key=value ..."""
     figures = {**figures, "machine": machine()}

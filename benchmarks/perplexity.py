@@ -1,8 +1,8 @@
 """Perplexity of SmolLM2 by position on a long text: a check that a forward pass is right.
 
-The text is English documentation that is younger than the model (shared/data/README.md names the
-source). In float32 the four figures are 10.7, 13.7, 29.2 and 16.8; another model, type or KV format
-gives others.
+The text is English documentation that is younger than the model (docs/benchmarks.md, "Data"). In
+float32 the four figures are 10.7, 13.7, 29.2 and 16.8; another model, type or KV format gives
+others.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator
 from threading import Event
 
-from common import DATA, finish, make_parser
+from common import DATA, finish, make_parser, needed
 from pagemill.core.config import EngineConfig
 from pagemill.core.request import SamplingParams
 from pagemill.engine.build import build_engine
@@ -65,6 +65,7 @@ def buckets(logprobs: list[float]) -> Iterator[tuple[str, float]]:
 
 def main() -> None:
     parsed = arguments()
+    text_file = needed(TEXT, "the documentation of kvcache-ai/Mooncake in one text")
     built = build_engine(
         EngineConfig(
             model=parsed.model,
@@ -74,7 +75,7 @@ def main() -> None:
             max_model_len=parsed.num_tokens,
         )
     )
-    with lzma.open(TEXT, "rt", encoding="utf-8") as file:
+    with lzma.open(text_file, "rt", encoding="utf-8") as file:
         text = file.read()[SKIP_CHARACTERS:][: parsed.num_tokens * CHARACTERS_OF_A_TOKEN]
     token_ids = built.model.tokenizer.encode(text)[: parsed.num_tokens - 1]  # one is generated
     built.engine.start()

@@ -7,7 +7,6 @@ The mix is composed here: each session of the agent trace starts at a uniform mo
 """
 
 import lzma
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import numpy
 
-from common import DATA, finish, make_parser
+from common import DATA, finish, make_parser, needed
 from pagemill.bench.replay import find_bounds, replay_cell, sizes
 from pagemill.bench.trace_formats import claude_code, mooncake
 from pagemill.bench.trace_formats.request import ReadOptions, TraceRequest
@@ -89,8 +88,8 @@ def mean_rows(rows: list[dict[str, list[float]]]) -> dict[str, list[float]]:
 
 def main() -> None:
     parsed = make_parser(__doc__ or "").parse_args()
-    if not CONVERSATION.is_file():
-        sys.exit(f"{CONVERSATION} is not there: set PAGEMILL_DATA to the folder with traces/")
+    needed(CONVERSATION, "the conversation trace of kvcache-ai/Mooncake, packed with gzip")
+    needed(SESSIONS, "the sessions of callanjfox/kv-cache-tester, one a line")
     policies = QUICK if parsed.quick else POLICIES
     begin = time.monotonic()
     chat = measure(load_trace(CONVERSATION), policies, CHAT_SIZES)

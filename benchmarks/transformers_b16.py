@@ -1,7 +1,8 @@
 """Decoding of 16 sequences beside ``transformers`` in bfloat16, the same weights, one run.
 
 16 prompts of 512 random tokens, 32 new tokens; the time to the first token (prefill) is subtracted.
-``--quick`` takes prompts of 32 tokens, because the peer's prefill alone can take minutes.
+``--quick`` takes prompts of 32 tokens, because the peer's prefill alone can take minutes, and half
+the new tokens.
 """
 
 import random
@@ -16,7 +17,7 @@ from common import Server, finish, make_parser
 
 BATCH = 16
 PROMPT_TOKENS, QUICK_PROMPT_TOKENS = 512, 32
-NEW_TOKENS = 32
+NEW_TOKENS, QUICK_NEW_TOKENS = 32, 16
 ROUNDS = 2
 
 
@@ -41,11 +42,11 @@ class Ours:
         assert answer["usage"]["completion_tokens"] == BATCH * max_tokens
         return seconds
 
-    def measure(self, rng: random.Random, length: int) -> tuple[float, float]:
+    def measure(self, rng: random.Random, length: int, new: int) -> tuple[float, float]:
         """(decode tokens/s, seconds of the whole call)."""
         first = self._call(prompts(rng, length), 1)
-        whole = self._call(prompts(rng, length), 1 + NEW_TOKENS)
-        return BATCH * NEW_TOKENS / (whole - first), whole
+        whole = self._call(prompts(rng, length), 1 + new)
+        return BATCH * new / (whole - first), whole
 
     def close(self) -> None:
         self._server.__exit__()
@@ -60,7 +61,7 @@ class Theirs:
         self._torch = torch
         self._model = reference_model(path)
 
-    def measure(self, rng: random.Random, length: int) -> tuple[float, float]:
+    def measure(self, rng: random.Random, length: int, new: int) -> tuple[float, float]:
         torch = self._torch
         ids = torch.tensor(prompts(rng, length))
         ended: list[float] = []
@@ -74,14 +75,14 @@ class Theirs:
             self._model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=1 + NEW_TOKENS,
-                min_new_tokens=1 + NEW_TOKENS,
+                max_new_tokens=1 + new,
+                min_new_tokens=1 + new,
                 do_sample=False,
                 pad_token_id=0,
                 stopping_criteria=[note],
             )
         whole = time.perf_counter() - start
-        return BATCH * NEW_TOKENS / (ended[-1] - ended[0]), whole
+        return BATCH * new / (ended[-1] - ended[0]), whole
 
 
 def reference_model(path: Path) -> Any:
@@ -135,10 +136,11 @@ def compare(model: str, *, quick: bool) -> dict[str, Any]:
     from pagemill.models.home import find_model
 
     length = QUICK_PROMPT_TOKENS if quick else PROMPT_TOKENS
+    new = QUICK_NEW_TOKENS if quick else NEW_TOKENS
     rng = random.Random(1)
     ours, theirs = Ours(model), Theirs(find_model(model))
     pairs = [
-        (ours.measure(rng, length), theirs.measure(rng, length))
+        (ours.measure(rng, length, new), theirs.measure(rng, length, new))
         for _ in range(1 if quick else ROUNDS)
     ]
     ours.close()

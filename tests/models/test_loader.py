@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from model.checkpoints import random_model, save_folder
+from model.checkpoints import random_model, save_folder, tiny_tokenizer
 from model.gguf_files import write_gguf
-from pagemill.core.errors import ModelError
+from pagemill.core.errors import ModelError, RequestError
 from pagemill.models.loader import load_model
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
+
+DEEP = '{"a": ' * 100_000 + "1" + "}" * 100_000
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +135,10 @@ def test_a_model_without_template(made: Path, hf: Path) -> None:
         (lambda f: (f / "config.json").write_text("{"), "cannot be read as JSON"),
         (lambda f: (f / "config.json").write_bytes(b"\xff"), "cannot be read as JSON"),
         (lambda f: (f / "config.json").write_text("[]"), "holds no JSON object"),
+        (lambda f: (f / "config.json").write_text(DEEP), r"config\.json cannot be read as JSON"),
+        (lambda f: (f / "tokenizer_config.json").write_text(DEEP), "cannot be read as JSON"),
+        (lambda f: (f / "model.safetensors.index.json").write_text(DEEP), "is damaged"),
+        (lambda f: (f / "tokenizer.json").write_text(DEEP), "is not a tokenizer"),
         (lambda f: change_json(f / "config.json", model_type="bert"), "family 'bert'"),
         (lambda f: change_json(f / "config.json", hidden_size=64), "do not belong together"),
         (lambda f: change_json(f / "config.json", num_hidden_layers=3), "have no tensor"),
@@ -224,6 +230,16 @@ def test_a_gguf_file_with_any_wrong_byte_never_crashes(
         pass
 
 
+@pytest.mark.parametrize("template", [7, 1.5, True, ["{{ messages }}"]])
+def test_a_gguf_file_whose_template_is_no_text(tmp_path: Path, template: Any) -> None:
+    model = random_model("qwen3", **SMALL)
+    path = write_gguf(
+        model, tmp_path / "a.gguf", lambda name: Kind.F16, tokenizer__chat_template=template
+    )
+    with pytest.raises(ModelError, match="chat template of this GGUF file is no text"):
+        load(path)
+
+
 def test_a_gguf_file_without_a_tensor_or_with_a_foreign_one(tmp_path: Path) -> None:
     model = random_model("qwen3", **SMALL)
     path = write_gguf(model, tmp_path / "a.gguf", lambda name: Kind.F16)
@@ -235,3 +251,102 @@ def test_a_gguf_file_without_a_tensor_or_with_a_foreign_one(tmp_path: Path) -> N
     path.write_bytes(data.replace(b"qwen3.feed_forward_length", b"qwen3.feed_forward_lengtX"))
     with pytest.raises(ModelError, match=r"no number 'qwen3\.feed_forward_length'"):
         load(path)
+
+
+# ---------------------------------------------------------------- more tokens than rows, or fewer
+
+
+def add_token(folder: Path, token: str) -> None:
+    """A special token that the embedding has no row for, as Gemma 3's text models have one."""
+    whole = tiny_tokenizer()
+    assert whole.add_special_tokens([token]) == 1
+    whole.save(str(folder / "tokenizer.json"))
+
+
+def test_a_token_without_an_embedding_is_refused_by_name(hf: Path) -> None:
+    add_token(hf, "<image_soft_token>")
+    model = load(hf)
+    assert model.tokenizer.token_id("<image_soft_token>") == 384
+    assert model.tokenizer.vocab_size == model.config.vocab_size == 384
+    with pytest.raises(RequestError, match=r"'<image_soft_token>' \(id 384\), for which"):
+        model.tokenizer.encode("see <image_soft_token>")
+    assert model.tokenizer.encode("see")
+
+
+def test_texts_cannot_begin_with_a_token_without_an_embedding(hf: Path) -> None:
+    add_token(hf, "<start>")
+    change_json(hf / "tokenizer_config.json", bos_token="<start>", add_bos_token=True)
+    with pytest.raises(ModelError, match=r"begins texts with '<start>' \(id 384\)"):
+        load(hf)
+
+
+def test_rows_that_no_token_has_cannot_be_sampled(tmp_path: Path) -> None:
+    model = load(save_folder(random_model("qwen3", vocab_size=400, **SMALL), tmp_path))
+    assert model.config.vocab_size == model.tokenizer.vocab_size == 384
+    assert len(model.weights.output) == len(model.weights.embedding) == 384
+
+
+# ---------------------------------------------------------------- tensors that nobody would use
+
+
+def give(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    return lambda tensors: tensors.update({name: torch.ones(2)})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.mlp.gate_proj.bias",
+        "model.layers.1.self_attn.q_proj.bias",
+        "model.layers.2.input_layernorm.weight",
+        "model.layers.0.self_attn.sinks",
+        "score.weight",
+    ],
+)
+def test_a_tensor_that_the_decoder_does_not_use_is_refused(hf: Path, name: str) -> None:
+    change_tensors(hf, give(name))
+    short = name.removeprefix("model.").replace(".", r"\.")
+    with pytest.raises(ModelError, match=f"qwen3 decoder does not use: {short}. It is another"):
+        load(hf)
+
+
+def test_many_unused_tensors_are_named_shortly(hf: Path) -> None:
+    for i in range(9):
+        change_tensors(hf, give(f"model.layers.0.extra.{i}"))
+    with pytest.raises(ModelError, match=r"extra\.3 and 5 more"):
+        load(hf)
+
+
+def test_unused_tensors_of_a_gguf_file_are_refused(tmp_path: Path) -> None:
+    """One whose config names no norm of the queries, though the file has some."""
+    path = write_gguf(random_model("qwen3", **SMALL), tmp_path / "a.gguf", lambda name: Kind.F16)
+    data = path.read_bytes().replace(b"blk.0.attn_q_norm.weight", b"blk.0.attn_r_norm.weight")
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=r"does not use: blk\.0\.attn_k_norm\.weight, blk"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.vision_tower.encoder.layers.0.mlp.fc1.bias",
+        "vision_tower.vision_model.embeddings.patch_embedding.weight",
+        "multi_modal_projector.mm_soft_emb_norm.weight",
+    ],
+)
+def test_harmless_tensors_are_let_be(hf: Path, name: str) -> None:
+    change_tensors(hf, give(name))
+    assert load(hf).weights.layers
+
+
+def test_the_stored_copy_of_a_tied_head_is_let_be(tmp_path: Path) -> None:
+    folder = save_folder(random_model("qwen2", **SMALL), tmp_path)
+    change_tensors(folder, give("lm_head.weight"))
+    assert load(folder).weights.layers
+
+
+def test_biases_of_feed_forward_layers_are_refused_by_name(tmp_path: Path) -> None:
+    folder = save_folder(random_model("llama", mlp_bias=True, **SMALL), tmp_path)
+    with pytest.raises(ModelError, match="mlp_bias is true"):
+        load(folder)

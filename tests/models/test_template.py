@@ -136,7 +136,7 @@ def test_a_deeply_nested_template_is_refused() -> None:
 
 def test_without_jinja_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'pagemill\[engine\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[engine\]'"):
         ChatTemplate("x", {})
 
 

@@ -237,7 +237,7 @@ def test_where_a_folder_keeps_its_template(tmp_path: Path) -> None:
     assert folder(tmp_path, chat_template="text").chat_template == "text"
     assert folder(tmp_path, chat_template=named).chat_template == "list"
     assert folder(tmp_path, chat_template=named[1:]).chat_template is None
-    with pytest.raises(ModelError, match=r"no text.*--chat-template"):
+    with pytest.raises(ModelError, match=r"no text.*chat_template\.jinja"):
         folder(tmp_path, chat_template={"a": 1})
     (tmp_path / "chat_template.jinja").write_text("file")
     assert folder(tmp_path, chat_template="text").chat_template == "file"

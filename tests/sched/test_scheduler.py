@@ -1,12 +1,13 @@
 """The scheduler as stories: who gets tokens, who waits, who is thrown out and comes back."""
 
+from array import array
 from itertools import pairwise
 
 import pytest
 
 from model.reading_executor import continuation
 from model.scheduler_bench import Bench, output_of
-from pagemill.core.errors import ConfigError, QueueFullError, TooLongError
+from pagemill.core.errors import ConfigError, IntegrityError, QueueFullError, TooLongError
 from pagemill.core.request import FinishReason, RequestStatus
 from pagemill.core.units import ceil_div
 from pagemill.sched.values import SchedulerConfig
@@ -341,3 +342,18 @@ def test_settings_that_cannot_work_are_refused() -> None:
         SchedulerConfig(max_num_seqs=100, max_num_batched_tokens=64)
     with pytest.raises(ConfigError, match="choose one of fcfs, priority"):
         Bench(policy="random")
+
+
+def test_a_table_that_nobody_closes_is_noticed() -> None:
+    """The cache alone is in order then; only the scheduler knows that no request holds it."""
+    bench = Bench()
+    bench.add(prompt(20), max_tokens=2)
+    bench.run()
+    cache = bench.cache
+    root = cache.namespace(tenant="", salt="")
+    table = cache.open(cache.peek_match(array("I", prompt(20)), root), root)
+    cache.check_integrity()
+    with pytest.raises(IntegrityError, match="1 tables and 0 copies are open, and 0 requests run"):
+        bench.scheduler.check_integrity()
+    cache.release(table)
+    bench.scheduler.check_integrity()

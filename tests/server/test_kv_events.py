@@ -358,5 +358,5 @@ def test_a_busy_replay_address_names_the_option(publisher: KvEventPublisher) -> 
 @pytest.mark.parametrize("module", ["zmq", "msgpack"])
 def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'pagemill\[events\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[events\]'"):
         KvEventPublisher(settings())

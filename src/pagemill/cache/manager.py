@@ -186,7 +186,8 @@ class CacheManager:
             self._tell_events(self._on_event)
 
     def fork(self, table: TableId) -> TableId:
-        """A second table with the same computed tokens; their blocks are shared."""
+        """A second table with the same computed tokens; their blocks are shared. Copies into the
+        first must be done: see ``release_copies``."""
         return TableId(self._core.fork(table))
 
     def release(

@@ -1,6 +1,7 @@
 """``pagemill doctor``: what this machine has, what is missing, and the command that mends it."""
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pagemill.core.errors import install_command
 from pagemill.core.units import GIB, format_bytes
 from pagemill.models.home import KNOWN_MODELS, home_folder, known_model_path
 
@@ -25,6 +27,8 @@ ENGINE_MODULES = (
     "pydantic",
     "prometheus_client",
 )
+MAX_PORT = 65_535
+MAX_DIGITS = 9
 LOW_DISK_BYTES = 2 * GIB
 LOW_MEMORY_BYTES = 2 * GIB
 
@@ -47,8 +51,16 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--measure", action="store_true", help="measure the rates again")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--port", type=int, default=8000, help="the port to look at (8000)")
+    parser.add_argument(
+        "--port", type=_port_number, default=8000, help="the port to look at (8000)"
+    )
     parser.set_defaults(run=run)
+
+
+def _port_number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:MAX_DIGITS]) <= MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no port: give 1 to {MAX_PORT}")
+    return int(text)
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -77,14 +89,15 @@ def vars_of(finding: Finding) -> dict[str, str | None]:
 
 def _print(findings: list[Finding]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(show_header=False, box=None)
     for finding in findings:
         mark = "[red]x[/red]" if finding.mend else "[green]ok[/green]"
-        table.add_row(mark, finding.name, finding.value)
+        table.add_row(mark, escape(finding.name), escape(finding.value))
         if finding.mend:
-            table.add_row("", "", f"[yellow]{finding.mend}[/yellow]")
+            table.add_row("", "", f"[yellow]{escape(finding.mend)}[/yellow]")
     Console().print(table)
 
 
@@ -125,10 +138,9 @@ def _disk() -> list[Finding]:
 def _parts() -> list[Finding]:
     missing = [name for name in ENGINE_MODULES if importlib.util.find_spec(name) is None]
     if not missing:
-        import torch
-
-        return [Finding("engine parts", f"torch {torch.__version__} and the others are here")]
-    mend = "pip install 'pagemill[engine]'"
+        version = importlib.metadata.version("torch")
+        return [Finding("engine parts", f"torch {version} and the others are here")]
+    mend = f"in pagemill's checkout: {install_command('engine')}"
     return [Finding("engine parts", f"missing: {', '.join(missing)}", mend)]
 
 
@@ -136,7 +148,8 @@ def _port(port: int) -> list[Finding]:
     with socket.socket() as probe:
         probe.settimeout(0.5)
         busy = probe.connect_ex(("127.0.0.1", port)) == 0
-    mend = f"stop what listens there, or use: pagemill serve --port {port + 1}" if busy else None
+    other = port + 1 if port < MAX_PORT else port - 1
+    mend = f"stop what listens there, or use: pagemill serve --port {other}" if busy else None
     return [Finding("port", f"{port} is {'in use' if busy else 'free'}", mend)]
 
 

@@ -20,7 +20,7 @@ def read_kv_events_config(text: str) -> dict[str, Any]:
     """Fields of ServerConfig. Raises ValueError for text that vLLM would not take either."""
     try:
         raw = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"is no JSON ({error}); give vLLM's, as {_EXAMPLE}") from error
     if not isinstance(raw, dict):
         raise ValueError(f"is no JSON object; give vLLM's, as {_EXAMPLE}")

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from pagemill.cli import doctor, explain, pull, replay, serve
+from pagemill.cli.many import one_value_each
+from pagemill.cli.options import MANY_FLAGS
 from pagemill.core.errors import PagemillError
 
 COMMANDS = (serve, replay, explain, pull, doctor)
@@ -22,9 +24,14 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """What the words after ``pagemill`` ask for. Ends the process with 2 where a flag is wrong."""
+    return make_parser().parse_args(one_value_each(list(arguments), MANY_FLAGS))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. 0 is success, 1 a problem that the message explains, 2 a wrong flag."""
-    parsed = make_parser().parse_args(arguments)
+    parsed = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         code: int = parsed.run(parsed)
     except PagemillError as error:

@@ -143,7 +143,7 @@ SERVER_OPTIONS = (
         "served_model_names",
         ("--served-model-name",),
         str,
-        "name(s) that clients use; default: the model's",
+        "name that clients use; default: the model's; may be given again for further names",
         "NAME",
         many=True,
     ),
@@ -151,7 +151,7 @@ SERVER_OPTIONS = (
         "api_keys",
         ("--api-key",),
         str,
-        "key(s) that clients must send; also from $PAGEMILL_API_KEY",
+        "key that clients must send, again for each further one; also from $PAGEMILL_API_KEY",
         "KEY",
         many=True,
     ),
@@ -200,6 +200,8 @@ SERVER_OPTIONS = (
     ),
 )
 
+MANY_FLAGS = tuple(flag for option in SERVER_OPTIONS if option.many for flag in option.flags)
+
 CONFIG_OPTIONS = (
     Option(
         "kv_events_config",
@@ -238,7 +240,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                 type=_checked(option),
                 help=option.words,
                 metavar=option.metavar,
-                nargs="+" if option.many else None,
+                action="append" if option.many else "store",
             )
     for switch in SWITCHES:
         for flag, value in ((f"--{switch.name}", switch.yes), (f"--no-{switch.name}", switch.no)):
@@ -295,7 +297,7 @@ def _from_file(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             raw = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # no UTF-8 and no TOML are ValueError
         raise ConfigError(f"the settings file {path} cannot be read: {error}") from error
     by_name = {
         flag.removeprefix("--"): option
@@ -337,6 +339,8 @@ def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _file_value(path: Path, name: str, option: Option, value: Any) -> Any:
     items = value if isinstance(value, list) and option.many else [value]
     try:
+        if not items:
+            raise ValueError("an empty list says nothing: leave the line out, or name one")
         if any(isinstance(item, bool | dict | list) for item in items):
             raise ValueError(f"{value!r} is not a value for it")
         converted = [option.kind(str(item)) for item in items]

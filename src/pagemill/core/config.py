@@ -5,11 +5,14 @@ from pathlib import Path
 
 from pagemill.core.errors import ConfigError
 from pagemill.core.layers import BLOCK_SIZES, EVICTIONS, PREFIX_INDEXES
+from pagemill.core.units import MAX_BYTES
 
 DTYPES = ("auto", "float32", "bfloat16")
 KV_FORMATS = ("auto", "fp32", "bf16")
 POLICIES = ("fcfs", "priority")
 MAX_DRAIN_S = 86_400.0
+MAX_COUNT = (1 << 31) - 1
+MAX_THREADS = 4096
 
 
 def _choose(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -17,9 +20,11 @@ def _choose(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
 
 
-def _at_least(name: str, value: int | None, low: int) -> None:
+def _between(name: str, value: int | None, low: int, high: int = MAX_COUNT) -> None:
     if value is not None and value < low:
         raise ConfigError(f"{name} is {value}: it must be at least {low}")
+    if value is not None and value > high:
+        raise ConfigError(f"{name} is too large: it must be at most {high}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +68,11 @@ class EngineConfig:
             raise ConfigError(f"block_size is {self.block_size}: choose one of {BLOCK_SIZES}")
         if self.num_blocks is not None and self.kv_memory_bytes is not None:
             raise ConfigError("give num_blocks or kv_memory, not both")
-        _at_least("num_blocks", self.num_blocks, 2)
-        _at_least("kv_memory", self.kv_memory_bytes, 1)
+        _between("num_blocks", self.num_blocks, 2)
+        _between("kv_memory", self.kv_memory_bytes, 1, MAX_BYTES)
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_queue"):
-            _at_least(name, getattr(self, name), 1)
-        _at_least("--threads", self.num_threads, 1)
+            _between(name, getattr(self, name), 1)
+        _between("--threads", self.num_threads, 1, MAX_THREADS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +113,4 @@ class ServerConfig:
 
     def _check_events(self) -> None:
         for name in ("kv_events_buffer_steps", "kv_events_hwm", "kv_events_max_queue"):
-            _at_least(name, getattr(self, name), 1)
+            _between(name, getattr(self, name), 1)

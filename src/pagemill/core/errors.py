@@ -58,9 +58,15 @@ class IntegrityError(PagemillError):
         self.invariant = invariant
 
 
+def install_command(extra: str) -> str:
+    """What brings an optional part, said in a checkout: pagemill is in no package registry."""
+    return f"pip install '.[{extra}]'"
+
+
 class MissingExtraError(PagemillError):
     """An optional part is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an optional part: pip install 'pagemill[{extra}]'")
+        command = install_command(extra)
+        super().__init__(f"{what} needs an optional part: {command} in pagemill's checkout")
         self.extra = extra

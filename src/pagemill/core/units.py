@@ -6,6 +6,10 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
+MAX_BYTES = 1 << 63
+MAX_SHOWN = 40
+"""So many characters of a wrong value are worth repeating."""
+
 _UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
 
 
@@ -14,17 +18,17 @@ def ceil_div(count: int, size: int) -> int:
     return -(-count // size)
 
 
-def align_down(count: int, size: int) -> int:
-    """The largest multiple of ``size`` that is at most ``count``."""
-    return count - count % size
-
-
 def parse_bytes(text: str) -> int:
     """``"512MiB"``, ``"4g"`` or ``"1000000"`` in bytes. ValueError names the forms it takes."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
     if not found:
-        raise ValueError(f"{text!r} is not a size: write 2GiB, 512MiB or a number of bytes")
-    return int(float(found.group(1)) * _UNITS[found.group(2)])
+        raise ValueError(
+            f"{text[:MAX_SHOWN]!r} is not a size: write 2GiB, 512MiB or a number of bytes"
+        )
+    size = float(found.group(1)) * _UNITS[found.group(2)]
+    if size >= MAX_BYTES:
+        raise ValueError(f"{text[:MAX_SHOWN]!r} is more than any memory: write 2GiB or 512MiB")
+    return int(size)
 
 
 def format_bytes(num_bytes: float) -> str:

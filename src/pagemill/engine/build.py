@@ -23,6 +23,7 @@ from pagemill.models.config import ModelConfig
 from pagemill.models.decoder import Decoder
 from pagemill.models.home import find_model, fingerprint, server_key
 from pagemill.models.loader import Model, load_model
+from pagemill.models.rope import table_bytes
 from pagemill.models.weights import Progress
 from pagemill.runtime.cost import CostModel
 from pagemill.runtime.model_runner import ModelRunner
@@ -35,6 +36,10 @@ WINDOW_SHARE = 0.5
 """Window groups take at most this part of the memory for KV."""
 CACHED_WINDOWS = 1.25
 """Window groups hold this many times what running sequences need, to keep windows of others."""
+
+DEFAULT_CONTEXT = 131_072
+"""The longest context that is taken without being asked for: what a config declares may be any
+number, and the tables of positions are built for all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,10 @@ def _build(
         on_finish=on_finish,
     )
     choices = _choices(config, dtype, kv_format, cache_config, storage, max_len)
+    if config.max_model_len is None and max_len < model.config.max_positions:
+        declared = model.config.max_positions
+        line = f"the model declares {declared} tokens: --max-model-len asks for more than {max_len}"
+        choices = (choices[0], line, *choices[1:])
     return BuiltEngine(engine, model, cache_config, kv_format, max_len, choices)
 
 
@@ -144,11 +153,17 @@ def _kv_format(name: str, dtype: torch.dtype) -> str:
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     if config.max_model_len is None:
-        return model.max_positions
+        return min(model.max_positions, DEFAULT_CONTEXT)
     if config.max_model_len > model.max_positions:
         raise ConfigError(
             f"max_model_len {config.max_model_len} is more than the {model.max_positions} positions"
             " that the model was made for: lower it"
+        )
+    tables = table_bytes(model.ropes, model.head_dim, config.max_model_len)
+    if tables > (free := _free_memory_bytes()):
+        raise ConfigError(
+            f"the tables of {config.max_model_len} positions need {format_bytes(tables)} of memory,"
+            f" and {format_bytes(free)} are free: lower --max-model-len"
         )
     return config.max_model_len
 
@@ -158,7 +173,7 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 def _divide(config: EngineConfig, model: ModelConfig, kv_format: str, max_len: int) -> CacheConfig:
     """Blocks per layer group. Window groups get what running sequences hold at a time and a share
-    for cached windows; full groups get the rest (DESIGN section 4, "Layer group")."""
+    for cached windows, never more than ``num_blocks``; full groups get the rest."""
     groups, size = model.layer_groups, config.block_size
     longest = ceil_div(max_len, size)
     most = config.max_num_seqs * longest + 1
@@ -169,6 +184,7 @@ def _divide(config: EngineConfig, model: ModelConfig, kv_format: str, max_len: i
         if group.window is not None and len(groups) > 1:
             need = ceil_div(group.window - 1 + config.max_num_batched_tokens, size) + 1
             want = min(int(need * config.max_num_seqs * CACHED_WINDOWS), most) + 1
+            want = min(want, config.num_blocks or want)  # a sequence needs no more than full ones
             num_blocks[group.name] = min(want, max(2, int(memory * WINDOW_SHARE) // one))
             memory -= num_blocks[group.name] * one
     for group, one in zip(groups, block_bytes, strict=True):

@@ -170,6 +170,8 @@ def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
         )
     if (part := source.get("partial_rotary_factor", 1.0)) not in (None, 1.0):
         raise ModelError(f"partial_rotary_factor {part} is not supported: only whole heads rotate")
+    if source.get("mlp_bias"):
+        raise ModelError("mlp_bias is true: feed-forward layers with a bias are not supported")
     return source
 
 

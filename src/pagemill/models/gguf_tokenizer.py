@@ -59,11 +59,15 @@ def _build(library: Any, metadata: Mapping[str, Any], tokens: Sequence[str]) -> 
         if isinstance(index := metadata.get(f"tokenizer.ggml.{theirs}_token_id"), int)
         and index < len(tokens)
     }
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise ModelError("the chat template of this GGUF file is no text: get the file again")
     return Tokenizer(
         backend,
         special_tokens=special,
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=template,
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")),
+        num_embeddings=len(tokens),
     )
 
 

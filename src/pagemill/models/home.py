@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from pathlib import Path
 from pagemill.core.errors import ConfigError, ModelError
 
 KEY_BYTES = 32
+SCRATCH = "pulling."
+LEFT_OVER_S = 3600.0
+"""A pull that has written nothing for so long is dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,8 @@ def pull(
         raise ConfigError(
             f"{target.parent} cannot be made ({error}): set PAGEMILL_HOME to a folder of yours"
         ) from error
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+    _remove_left_over(target.parent)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=target.parent) as scratch:
         source = from_file or _download(known, Path(scratch), progress)
         progress("unpacking")
         loose = _unpack(source, known, Path(scratch))
@@ -127,6 +132,17 @@ def pull(
         os.replace(loose, target)
     progress(f"{name} is ready")
     return target
+
+
+def _remove_left_over(folder: Path) -> None:
+    """Scratch folders of pulls that were killed. One that is young may be another pull at work."""
+    for scratch in folder.glob(f"{SCRATCH}*"):
+        try:
+            newest = max(path.stat().st_mtime for path in (scratch, *scratch.rglob("*")))
+        except OSError:  # another pull removes it just now
+            continue
+        if time.time() - newest > LEFT_OVER_S:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _download(known: KnownModel, folder: Path, progress: Callable[[str], None]) -> Path:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ def load_model(
         else:
             parts = _open_gguf(path, dtype, progress)
     config, tokens, loaded, eos = parts
+    config = _cut_to_vocabulary(config, tokens.vocab_size, loaded)
     source = tokens.chat_template
     if template_file is not None:
         source = _read(template_file)
@@ -79,6 +80,14 @@ def _threads_that_pay(path: Path) -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
+def _cut_to_vocabulary(config: ModelConfig, vocab_size: int, loaded: Weights) -> ModelConfig:
+    """Without the rows of embedding and head that pad them beyond the tokenizer's last id: no
+    token stands for them, so none of them may be sampled."""
+    loaded.embedding = loaded.embedding[:vocab_size]
+    loaded.output = loaded.output[:vocab_size]
+    return replace(config, vocab_size=vocab_size)
+
+
 _Parts = tuple[ModelConfig, Tokenizer, Weights, tuple[int, ...]]
 
 
@@ -97,7 +106,8 @@ def _open_folder(path: Path, dtype: torch.dtype, progress: Progress | None) -> _
             f"{path} has no config.json: it is not a model folder; name one, or a GGUF file"
         )
     config = configs.from_hugging_face(_json(path / "config.json"))
-    tokens = tokenizer.from_folder(path, _json(path / "tokenizer_config.json", missing_ok=True))
+    about = _json(path / "tokenizer_config.json", missing_ok=True)
+    tokens = tokenizer.from_folder(path, about, config.vocab_size)
     generation = _json(path / "generation_config.json", missing_ok=True)
     eos = generation.get("eos_token_id")
     ids = tuple(i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int))
@@ -109,7 +119,7 @@ def _json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON ({error}): get it again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object: get it again")

@@ -6,6 +6,8 @@ import torch
 
 from pagemill.models.config import RopeConfig
 
+FLOAT32_BYTES = 4
+
 
 def inverse_frequencies(
     rope: RopeConfig, head_dim: int, factors: torch.Tensor | None = None
@@ -35,3 +37,10 @@ def cos_sin_table(
     positions = torch.arange(num_positions, dtype=torch.int64).float()
     angles = torch.outer(positions, inverse_frequencies(rope, head_dim, factors))
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+def table_bytes(ropes: tuple[RopeConfig, RopeConfig], head_dim: int, num_positions: int) -> int:
+    """Memory that the tables of a decoder take while they are built: each is made in two halves,
+    from angles, and both are there when the second is joined."""
+    one = num_positions * head_dim * FLOAT32_BYTES
+    return (len(set(ropes)) + 2) * one

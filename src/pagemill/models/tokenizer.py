@@ -21,7 +21,11 @@ class TokenDecoder(Protocol):
 
 
 class Tokenizer:
-    """A face over the ``tokenizers`` library, with what a server needs to know around it."""
+    """A face over the ``tokenizers`` library, with what a server needs to know around it.
+
+    ``num_embeddings``: rows of the model's embedding. A tokenizer may know more tokens than these
+    (multimodal ones in a text model); they are no part of the vocabulary here.
+    """
 
     def __init__(
         self,
@@ -30,18 +34,28 @@ class Tokenizer:
         special_tokens: Mapping[str, str],
         chat_template: str | None,
         add_bos: bool,
+        num_embeddings: int | None = None,
     ) -> None:
         self._backend = backend
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
         bos = special_tokens.get("bos_token")
         self._bos_id = backend.token_to_id(bos) if add_bos and bos else None
-        self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
-        self.max_token_characters = 4 * max(map(len, backend.get_vocab()), default=1)
+        vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+        end = max(vocab.values(), default=-1) + 1
+        self.vocab_size = end if num_embeddings is None else min(end, num_embeddings)
+        """All ids that ``encode`` gives lie below, and no other may come to the model."""
+        if self._bos_id is not None and self._bos_id >= self.vocab_size:
+            raise ModelError(
+                f"the tokenizer begins texts with {bos!r} (id {self._bos_id}), and the model has"
+                f" {num_embeddings} embeddings: they do not belong together; get both again"
+            )
+        self.max_token_characters = 4 * max(map(len, vocab), default=1)
         """No token stands for more characters of text (4: a normalizer may join characters)."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``. Raises RequestError for text that is no valid Unicode."""
+        """Token ids of ``text``. Raises RequestError for text that is no valid Unicode, or that
+        holds a token for which the model has no embedding."""
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeError, TypeError) as error:
@@ -50,7 +64,15 @@ class Tokenizer:
             ) from error
         if add_special_tokens and self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)
+        self._check_embedded(ids)
         return ids
+
+    def _check_embedded(self, ids: Sequence[int]) -> None:
+        if (highest := max(ids, default=0)) >= self.vocab_size:
+            raise RequestError(
+                f"the text holds the token {self._backend.id_to_token(highest)!r} (id {highest}),"
+                f" for which this model has no embedding (it has {self.vocab_size}): leave it out"
+            )
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``; ids outside the vocabulary give nothing."""
@@ -148,7 +170,9 @@ def _library() -> Any:
     return tokenizers
 
 
-def from_folder(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
+def from_folder(
+    folder: Path, config: Mapping[str, Any], num_embeddings: int | None = None
+) -> Tokenizer:
     """The tokenizer of a Hugging Face folder. ``config`` is its tokenizer_config.json, or empty."""
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -168,6 +192,7 @@ def from_folder(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
         special_tokens={n: _token_text(config[n]) for n in names if config.get(n)},
         chat_template=_folder_template(folder, config),
         add_bos=bool(config.get("add_bos_token", False)),
+        num_embeddings=num_embeddings,
     )
 
 
@@ -185,8 +210,8 @@ def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         template = named.get("default")
     if template is not None and not isinstance(template, str):
         raise ModelError(
-            f"the chat_template of {folder / 'tokenizer_config.json'} is no text: mend it, or give"
-            " one with --chat-template FILE"
+            f"the chat_template of {folder / 'tokenizer_config.json'} is no text: mend it, or put"
+            " one into the folder as chat_template.jinja"
         )
     return template
 

@@ -10,7 +10,7 @@ multiply with (Gemma's "1 + w" is added here); Q and K rows are stored for rotat
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,12 @@ import torch
 from pagemill.core.errors import ModelError
 from pagemill.models.config import ModelConfig
 from pagemill.models.gguf import GgufFile
+
+HARMLESS = (".rotary_emb.inv_freq", ".attn_rot_embd.weight")
+"""Ends of the names of tensors that old files store and everyone computes instead."""
+OTHER_SENSES = ("vision_tower.", "multi_modal_projector.")
+"""Parts of a multimodal checkpoint that read images; text never comes there."""
+MAX_NAMED = 4
 
 Progress = Callable[[int, int], None]
 """Called with (layers done, layers in all)."""
@@ -80,8 +86,28 @@ class _Source:
         self._config = config
         self._fetch = fetch
         self._dtype = dtype
+        self._used: set[str] = set()
+
+    def refuse_unused(self, names: Iterable[str], *but: str) -> None:
+        """Whoever stored a tensor computes with it: without it this would be another model."""
+        unused = sorted(
+            name
+            for name in names
+            if name not in self._used
+            and name not in but
+            and not name.endswith(HARMLESS)
+            and not name.startswith(OTHER_SENSES)
+        )
+        if unused:
+            more = f" and {len(unused) - MAX_NAMED} more" if len(unused) > MAX_NAMED else ""
+            raise ModelError(
+                f"the model's files hold tensors that pagemill's {self._config.family} decoder does"
+                f" not use: {', '.join(unused[:MAX_NAMED])}{more}. It is another kind of model, or"
+                " its config belongs to another one; pagemill would compute it wrongly"
+            )
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        self._used.add(name)
         found = self._fetch(name)
         if found is None:
             raise ModelError(
@@ -135,6 +161,7 @@ def load_gguf(
     weights = _assemble(source, config, "blk.{}.", names, top, progress)
     factors = fetch("rope_freqs.weight")
     weights.rope_factors = None if factors is None else factors.float()
+    source.refuse_unused(file.tensors, "rope_freqs.weight")
     return weights
 
 
@@ -178,7 +205,10 @@ def load_safetensors(
         "post_ffn_norm": "post_feedforward_layernorm.weight",
     }
     top = ("embed_tokens.weight", "norm.weight", "lm_head.weight")
-    return _assemble(_Source(config, fetch, dtype), config, "layers.{}.", names, top, progress)
+    source = _Source(config, fetch, dtype)
+    weights = _assemble(source, config, "layers.{}.", names, top, progress)
+    source.refuse_unused(where, *(top[2:] if config.tied_output else ()))
+    return weights
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -189,7 +219,14 @@ def _weight_files(folder: Path) -> list[Path]:
             names = sorted(
                 set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             )
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise ModelError(f"{index} is damaged ({error!r}): get it again") from error
         missing = [name for name in names if not (folder / str(name)).is_file()]
         if missing:

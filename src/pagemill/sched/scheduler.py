@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pagemill.cache.manager import CacheManager
 from pagemill.cache.prefix_index import PrefixMatch
-from pagemill.core.errors import QueueFullError, TooLongError
+from pagemill.core.errors import IntegrityError, QueueFullError, TooLongError
 from pagemill.core.request import FinishReason, Request, RequestStatus
 from pagemill.core.step import (
     BlockCopy,
@@ -383,8 +383,12 @@ class Scheduler:
         return None
 
     def check_integrity(self) -> None:
-        """At idle every block is back. Raises IntegrityError."""
+        """Between steps running requests alone hold blocks. Raises IntegrityError."""
         self.cache.check_integrity()
+        stats, count = self.cache.stats(), len(self._running)
+        if stats.num_open_tables != count or stats.num_pending_copies:
+            pending = f"{stats.num_open_tables} tables and {stats.num_pending_copies} copies"
+            raise IntegrityError(2, f"{pending} are open, and {count} requests run")
         for request in self._running:
             assert request.table_id is not None, f"{request.request_id} runs without a table"
         for request in self._waiting:
