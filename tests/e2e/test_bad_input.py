@@ -226,6 +226,9 @@ def test_an_unknown_model_is_404(server: LiveServer) -> None:
 def test_unknown_paths_and_methods_have_the_error_shape(server: LiveServer) -> None:
     check_error(server.http.get("/v1/nothing"), 404, "/v1/nothing")
     check_error(server.http.get("/v1/completions"), 405, "GET")
+    for path in ("/v1/completions/", "/v1/chat/completions/", "/tokenize/"):
+        answer = server.http.post(path, json=OK)
+        check_error(answer, 404, path)
 
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic secret", "Bearer", "secret"])

@@ -88,7 +88,9 @@ class App:
             Route("/v1/cache", guard(self.drop_cache, self._tenants.operator), methods=["DELETE"]),
         ]
         handlers: Any = {HTTPException: _http_error, Exception: _any_error}
-        return Starlette(routes=routes, exception_handlers=handlers)
+        application = Starlette(routes=routes, exception_handlers=handlers)
+        application.router.redirect_slashes = False  # a redirect has no error in its body
+        return application
 
     def _guard(self, handler: Handler, who: Callable[[Request], str] | None = None) -> Handler:
         """Check the API key, and turn exceptions of pagemill into answers."""
@@ -176,7 +178,7 @@ class App:
         return await self._in_thread(work, request)
 
     async def drop_cache(self, request: Request) -> Response:
-        body = await self._body(request, DropBody)
+        body = await self._body(request, DropBody, empty=b"{}")
         operate.check(body)
         ids = await self._in_thread(lambda: self._converter.dropped_prompt(body), request)
         token_ids = None if ids is None else array("I", [*ids, 0])  # the last one is never matched
@@ -216,9 +218,10 @@ class App:
         finally:
             streams.close()
 
-    async def _body(self, request: Request, kind: type[Body]) -> Body:
-        """The parsed body. The model's name is checked, unknown fields are counted."""
-        raw = await self._read(request)
+    async def _body(self, request: Request, kind: type[Body], empty: bytes = b"") -> Body:
+        """The parsed body. The model's name is checked, unknown fields are counted. ``empty``
+        stands for no body at all."""
+        raw = await self._read(request) or empty
         request.state.is_long = len(raw) > QUICK_BODY_BYTES
         body = await self._in_thread(lambda: parse(raw, kind, self._max_model_len), request)
         self._check_model(getattr(body, "model", None))
