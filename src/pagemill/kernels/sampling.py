@@ -64,9 +64,6 @@ class Sampler:
         self._vocab_size = vocab_size
         self._secret = secrets.randbits(64) if secret is None else secret
 
-    def forget(self, sequence_id: SequenceId) -> None:
-        """The sequence has ended. Nothing is kept: randomness is a function of its id."""
-
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
         """One ``Sample`` a row of ``logits`` float32 [S, V]. Bad rows do not touch the others."""
         assert logits.shape == (len(rows), self._vocab_size), "one row of logits a sequence"
