@@ -62,7 +62,8 @@ struct Player {
         if (choice == 7) {
             core.evict(random(core.num_groups()), random(4));
         } else if (choice == 6 && !tables.empty() && tables.size() < 5) {
-            tables.push_back(core.fork(tables[random(uint32_t(tables.size()))]));
+            TableId picked = tables[random(uint32_t(tables.size()))];
+            if (core.peek_table(picked).num_copies == 0) tables.push_back(core.fork(picked));
         } else if (choice == 5) {
             core.release_copies(copies);
             copies.clear();

@@ -55,7 +55,7 @@ struct Player {
         if (choice == 3) core.evict(random(core.num_groups()), random(4));
         if (sequences.empty()) return;
         uint32_t picked = random(uint32_t(sequences.size()));
-        if (choice == 4) {
+        if (choice == 4 && core.peek_table(sequences[picked].table).num_copies == 0) {
             Sequence twin = sequences[picked];
             twin.table = core.fork(twin.table);
             sequences.push_back(twin);

@@ -1,6 +1,7 @@
 """The rest of the API: sampling, stops, log-probabilities, echo, cancelling, queueing, metrics."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -161,11 +162,20 @@ def test_batched_prompts_stream_side_by_side(server: LiveServer) -> None:
     assert texts == [choice["text"] for choice in alone]
 
 
-def test_tools_reach_the_template(server: LiveServer, smollm2: Path) -> None:
-    """SmolLM2's template ignores tools; the field itself is taken."""
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "max_tokens": 1}
-    assert server.post("/v1/chat/completions", body).status_code == 200
+def test_tools_reach_the_template(
+    start_server: Callable[..., LiveServer], smollm2: Path, tmp_path: Path
+) -> None:
+    """SmolLM2's own template ignores tools, so here is one that writes them."""
+    template = tmp_path / "tools.jinja"
+    template.write_text("{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    own = start_server(smollm2, num_blocks=100, chat_template=template)
+    tool = {"type": "function", "function": {"name": "turn_the_mill", "parameters": {}}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    ids = own.post("/tokenize", body).json()["tokens"]
+    rendered = own.post("/detokenize", {"tokens": ids}).json()["prompt"]
+    assert json.loads(rendered.removesuffix("hi")) == [tool]
+    usage = own.post("/v1/chat/completions", {**body, "max_tokens": 1}).json()["usage"]
+    assert usage["prompt_tokens"] == len(ids)
 
 
 # ---------------------------------------------------------------- leaving, queueing
@@ -302,6 +312,20 @@ def test_the_vllm_prefix_gives_vllms_names(
         assert name + labels in text.replace('model_name="tested",engine="0"', labels[1:-1]), name
     assert 'vllm:request_success_total{engine="0",finished_reason="length"' in text
     assert "vllm:cache_config_info{" in text
+    for name in ("estimated_flops", "integrity_checks", "unknown_request_fields"):
+        assert "vllm:" + name not in text and "pagemill:" + name in text
+    assert buckets(text, "vllm:inter_token_latency_seconds")[-5:] == [7.5, 10, 20, 40, 80]
+    assert buckets(text, "vllm:e2e_request_latency_seconds")[11:] == [
+        *(30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+    ]
+    assert buckets(text, "vllm:request_prompt_tokens")[:6] == [1, 2, 5, 10, 20, 50]
+
+
+def buckets(text: str, name: str) -> list[float]:
+    """The finite upper bounds of a histogram."""
+    bounds = re.findall(rf'^{name}_bucket{{.*le="([0-9.]+)"', text, re.MULTILINE)
+    assert bounds, name
+    return [float(bound) for bound in bounds]
 
 
 def test_two_servers_live_in_one_process(

@@ -69,6 +69,7 @@ def check_error(answer: httpx.Response, status: int, *words: str, param: str | N
         ({"stop": "x" * 5000}, "5000 characters", "stop"),
         ({"logit_bias": {"cat": 1}}, "not a token id", "logit_bias"),
         ({"logit_bias": {"99999999": 1}}, "99999999", "logit_bias"),
+        ({"logit_bias": {"1" * 5000: 1}}, "not a token id", "logit_bias"),
         ({"logit_bias": {"5": 1000}}, "[-100, 100]", "logit_bias"),
         ({"cache_salt": "\ud800"}, "cache_salt", "cache_salt"),
         ({"stop": "a\udfff"}, "stop holds a lone surrogate", "stop"),
@@ -90,7 +91,7 @@ def check_error(answer: httpx.Response, status: int, *words: str, param: str | N
         ({"prompt": [-1]}, "token ids (0 or more)", "prompt"),
         ({"prompt": ["ok"] * 1000}, "1000 prompts", "prompt"),
         ({"prompt": "word " * 3000}, "context of 1024", None),
-        ({"prompt": "x" * 9_000_000}, "characters", "prompt"),
+        ({"prompt": "x" * 2_000_000}, "characters", "prompt"),
         ({"prompt": "a\ud800b"}, "lone surrogate", "prompt"),
         ({"prompt": ["ok", "\udc00"]}, "lone surrogate", "prompt"),
         ({"n": 2}, "n is not supported", "n"),
@@ -225,6 +226,9 @@ def test_an_unknown_model_is_404(server: LiveServer) -> None:
 def test_unknown_paths_and_methods_have_the_error_shape(server: LiveServer) -> None:
     check_error(server.http.get("/v1/nothing"), 404, "/v1/nothing")
     check_error(server.http.get("/v1/completions"), 405, "GET")
+    for path in ("/v1/completions/", "/v1/chat/completions/", "/tokenize/"):
+        answer = server.http.post(path, json=OK)
+        check_error(answer, 404, path)
 
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic secret", "Bearer", "secret"])
@@ -237,8 +241,9 @@ def test_a_wrong_key_is_401(server: LiveServer, header: str | None) -> None:
 
 
 def test_a_body_that_is_too_large_is_413(server: LiveServer) -> None:
-    body = b'{"prompt": "' + b"a" * (65 << 20) + b'"}'
-    check_error(server.http.post("/v1/completions", content=body), 413, "64 MiB")
+    """2 MiB: 256 prompts of 1,024 tokens, 8 bytes each."""
+    body = b'{"prompt": "' + b"a" * (2 << 20) + b'"}'
+    check_error(server.http.post("/v1/completions", content=body), 413, "2097152 bytes", "1024")
 
 
 def test_what_can_never_fit_the_pool_is_400(server: LiveServer) -> None:

@@ -50,6 +50,12 @@ def test_tenants_never_share_and_a_salt_counts_inside_its_tenant(server: LiveSer
     assert hits(server, "key-one", cache_salt="own") == length
 
 
+def test_no_body_drops_everything(server: LiveServer) -> None:
+    """As curl -X DELETE sends it."""
+    answer = server.http.request("DELETE", "/v1/cache", headers=bearer("the-operator"))
+    assert answer.status_code == 200 and answer.json()["object"] == "cache.dropped"
+
+
 def test_only_the_operator_drops(server: LiveServer) -> None:
     length = hits(server, "key-one") or hits(server, "key-one")
     for key in (*KEYS, "nonsense", ""):

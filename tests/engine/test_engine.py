@@ -10,7 +10,7 @@ import pytest
 from model.checkpoints import random_prompt
 from model.tiny_engine import TinyEngine, tiny_checkpoint
 from pagemill.core.errors import EngineStoppedError, QueueFullError, RequestError, TooLongError
-from pagemill.core.request import FinishReason, SamplingParams
+from pagemill.core.request import FinishReason, Request, SamplingParams
 from pagemill.core.step import StepPlan
 from pagemill.core.types import SequenceId, StepId
 from pagemill.engine.engine import Generate, Piece
@@ -65,6 +65,46 @@ def test_close_tells_everybody(tiny: TinyEngine) -> None:
     tiny.engine.cache.check_integrity()
     with pytest.raises(EngineStoppedError):
         tiny.engine.generate(long_ask(), Waiter())
+
+
+def test_what_the_end_cuts_off_is_counted(tiny: TinyEngine, monkeypatch: Any) -> None:
+    """Each accepted request reaches ``on_finish`` exactly once, the drain timeout included."""
+    finished: list[Request] = []
+    monkeypatch.setattr(tiny.engine, "_on_finish", finished.append)
+    tiny.engine.start()
+    waiters = [Waiter() for _ in range(3)]
+    ids = [tiny.engine.generate(long_ask(), waiter) for waiter in waiters]
+    assert not tiny.engine.drain(0.0)
+    tiny.engine.close()
+    assert sorted(request.sequence_id for request in finished) == ids
+    assert {request.finish_reason for request in finished} == {FinishReason.ABORT}
+
+
+def test_a_request_that_ends_before_it_is_taken_in_is_told(
+    tiny: TinyEngine, monkeypatch: Any
+) -> None:
+    """The engine's thread may run as soon as the inbox has the request."""
+    inbox, add = tiny.engine._inbox, tiny.engine._inbox.add
+
+    def add_and_run(request: Request, num_waiting: int) -> None:
+        add(request, num_waiting)
+        while tiny.engine.step():
+            pass
+
+    monkeypatch.setattr(inbox, "add", add_and_run)
+    waiter = Waiter()
+    tiny.engine.generate_later(long_ask(max_tokens=2), waiter)
+    assert waiter.reason is FinishReason.LENGTH
+    assert not tiny.engine.has_requests
+
+
+def test_a_request_that_the_queue_refuses_leaves_nothing(tiny: TinyEngine) -> None:
+    for _ in range(3):
+        tiny.engine.generate_later(long_ask(max_tokens=1), Waiter())
+    with pytest.raises(QueueFullError):
+        tiny.engine.generate_later(long_ask(), Waiter())
+    tiny.run()
+    assert not tiny.engine.has_requests
 
 
 def test_drain_lets_running_requests_end(tiny: TinyEngine) -> None:

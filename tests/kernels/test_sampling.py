@@ -36,6 +36,25 @@ def test_greedy_takes_the_first_of_equals() -> None:
     assert pick(logits, *[row(temperature=0.0)] * 3) == [0, 9, V - 1]
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-46, 1e-45, 1e-38, 1e-20, 9e-6])
+@pytest.mark.parametrize(
+    "filters", [{}, {"min_p": 0.1}, {"min_p": 5e-324}, {"top_k": 3}, {"top_p": 0.5}]
+)
+def test_a_tiny_temperature_is_greedy(temperature: float, filters: dict[str, float]) -> None:
+    logits = torch.zeros(2, V)
+    logits[0, 9] = logits[0, 30] = 2.0
+    logits[1, V - 1] = 300.0
+    rows = [row(i, seed=i, temperature=temperature, **filters) for i in range(2)]
+    assert pick(logits, *rows) == [9, V - 1]
+
+
+@pytest.mark.parametrize("params", [{"min_p": 5e-324}, {"top_p": 5e-324}, {"min_p": 1.0}])
+def test_tiny_filters_keep_their_meaning(params: dict[str, float]) -> None:
+    logits = torch.tensor([[0.0, 3.0, 0.0, 3.0]])
+    picked = {pick(logits, row(i, seed=i, temperature=1e-5, **params))[0] for i in range(40)}
+    assert picked == ({1} if "top_p" in params else {1, 3})
+
+
 def test_no_rows() -> None:
     assert Sampler(V).sample(torch.empty(0, V), []) == []
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 
 from pagemill.core.step import SequencePlan, SequenceResult, StepPlan, StepResult
-from pagemill.core.types import SequenceId, StepId
+from pagemill.core.types import StepId
 
 VOCABULARY = 1000
 UNWRITTEN = -1
@@ -47,7 +47,6 @@ class ReadingExecutor:
         self._windows = windows
         self._plans: dict[StepId, StepPlan] = {}
         self.fail_next = False
-        self.forgotten: list[SequenceId] = []
 
     def submit(self, plan: StepPlan) -> StepId:
         if self.fail_next:
@@ -65,9 +64,6 @@ class ReadingExecutor:
                 self._write(part, group, self._table(plan, group, index))
         results = [self._read(plan, index, part) for index, part in enumerate(plan.sequences)]
         return StepResult(step_id, tuple(results), time_ns=1)
-
-    def forget(self, sequence_id: SequenceId) -> None:
-        self.forgotten.append(sequence_id)
 
     def close(self) -> None:
         self._plans.clear()

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from pagemill.core.step import StepPlan, StepResult
-from pagemill.core.types import SequenceId, StepId
+from pagemill.core.types import StepId
 
 
 class Executor(Protocol):
@@ -15,10 +15,6 @@ class Executor(Protocol):
 
     def collect(self, step_id: StepId) -> StepResult:
         """Wait for a step. Each submitted step is collected exactly once, in order."""
-        ...
-
-    def forget(self, sequence_id: SequenceId) -> None:
-        """The sequence has ended: drop what is kept for it (random streams)."""
         ...
 
     def close(self) -> None:

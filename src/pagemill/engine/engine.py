@@ -88,7 +88,10 @@ class Generate:
 class _Stream:
     """The text side of one running request."""
 
-    def __init__(self, ask: Generate, tokenizer: Tokenizer | None, on_piece: OnPiece) -> None:
+    def __init__(
+        self, request: Request, ask: Generate, tokenizer: Tokenizer | None, on_piece: OnPiece
+    ) -> None:
+        self.request = request
         self.on_piece = on_piece
         self._stops = StopStrings(ask.stop)
         self._detokenizer = (
@@ -184,12 +187,18 @@ class Engine:
     def generate_later(self, ask: Generate, on_piece: OnPiece) -> SequenceId:
         """As ``generate``, for a caller that steps the engine itself instead of starting it."""
         request = self._request(ask)
+        sequence_id = request.sequence_id
         with self._lock:
-            self._inbox.add(request, self.scheduler.num_waiting)
-            self._streams[request.sequence_id] = _Stream(ask, self.tokenizer, on_piece)
-        self._idle.clear()
+            # first the receiver: the engine's thread may end the request before ``add`` returns
+            self._streams[sequence_id] = _Stream(request, ask, self.tokenizer, on_piece)
+            try:
+                self._inbox.add(request, self.scheduler.num_waiting)
+            except BaseException:
+                self._streams.pop(sequence_id, None)
+                raise
+            self._idle.clear()
         self._wake.set()
-        return request.sequence_id
+        return sequence_id
 
     def cancel(self, sequence_id: SequenceId) -> None:
         """Its blocks are back at the top of the next step; it gets a last piece with ABORT."""
@@ -300,10 +309,10 @@ class Engine:
         step = self.loop.step()
         if step is None:
             return False
+        if self._on_step is not None:  # first: a last piece makes ``on_finish`` forget its request
+            self._on_step(step)
         for output in step.outputs:
             self._deliver_one(output)
-        if self._on_step is not None:
-            self._on_step(step)
         return True
 
     def _rest(self) -> None:
@@ -314,8 +323,9 @@ class Engine:
         except Exception:
             self.num_integrity_failures += 1
             LOG.exception("the idle integrity check failed")
-        if not self._inbox:
-            self._idle.set()
+        with self._lock:  # a request that is being taken in is seen, or clears this afterwards
+            if not self._inbox:
+                self._idle.set()
         self._wake.clear()
         while not self._inbox and not self._stopping:
             self._wake.wait(IDLE_WAIT_S)
@@ -374,10 +384,12 @@ class Engine:
             stream = self._streams.pop(sequence_id, None)
             if stream is None:
                 continue
+            request = stream.request
+            piece = Piece("", (), _usage(request), finish_reason=reason, error=error)
             try:
-                stream.on_piece(Piece("", (), Usage(0, 0, 0), finish_reason=reason, error=error))
+                self._hand_out(request, stream, piece)
             except Exception:
-                LOG.exception("a receiver failed at the end")
+                LOG.exception("the end of %s could not be told", request.request_id)
         self._idle.set()
 
 

@@ -103,9 +103,6 @@ class EngineLoop:
         if plan is None:
             return None
         result, outputs = self._run(plan)
-        for output in outputs:
-            if output.finish_reason is not None:
-                self.executor.forget(output.request.sequence_id)
         return Step(plan, result, tuple(outputs), self._clock.now_ns())
 
     def _run(self, plan: StepPlan) -> tuple[StepResult, list[SequenceOutput]]:
@@ -134,7 +131,4 @@ class EngineLoop:
 
     def abort(self, sequence_id: SequenceId) -> Request | None:
         """End a request between steps; its blocks are back at once. None if it has ended."""
-        request = self.scheduler.abort(sequence_id)
-        if request is not None:
-            self.executor.forget(sequence_id)
-        return request
+        return self.scheduler.abort(sequence_id)

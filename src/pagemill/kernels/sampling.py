@@ -2,7 +2,9 @@
 
 Order of the steps, as in vLLM's sampler: log-probabilities from the raw logits; logit bias;
 repetition penalty (prompt and output), frequency and presence penalty (output only); temperature;
-min_p; top_k; top_p over what is left. Temperature 0 takes the largest logit, of equals the first.
+min_p; top_k; top_p over what is left. Temperature 0 takes the largest logit, of equals the first,
+and so does every temperature below 1e-5 (as in vLLM): there only differences under 4e-4 between
+logits could matter, which is less than they are worth, and in float32 the quotients overflow.
 
 Randomness: one uniform number a token, a function of (seed, position) alone, and the inverse of the
 distribution function in float64. So a seeded request gives the same tokens in any batch and after
@@ -27,6 +29,7 @@ __all__ = ["Sample", "SampleRow", "Sampler", "token_logprobs"]
 
 _CANDIDATES = (512, 8192)
 """So many of the largest logits top_p looks at first; a row that needs more is sorted whole."""
+_GREEDY_BELOW = 1e-5
 _MASK = (1 << 64) - 1
 
 
@@ -61,9 +64,6 @@ class Sampler:
         self._vocab_size = vocab_size
         self._secret = secrets.randbits(64) if secret is None else secret
 
-    def forget(self, sequence_id: SequenceId) -> None:
-        """The sequence has ended. Nothing is kept: randomness is a function of its id."""
-
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
         """One ``Sample`` a row of ``logits`` float32 [S, V]. Bad rows do not touch the others."""
         assert logits.shape == (len(rows), self._vocab_size), "one row of logits a sequence"
@@ -77,7 +77,7 @@ class Sampler:
                 _penalize(scores, row)
         best, best_ids = changed.max(dim=1)
         tokens, usable = best_ids.tolist(), best.isfinite().tolist()
-        drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0.0 and usable[i]]
+        drawn = [i for i, row in enumerate(rows) if _is_random(row.params) and usable[i]]
         if drawn:
             chosen = self._draw(changed[drawn], best[drawn], [rows[i] for i in drawn])
             for i, token in zip(drawn, chosen, strict=True):
@@ -138,6 +138,10 @@ def _penalize(scores: Tensor, row: SampleRow) -> None:
     output, counts = np.unique(history[row.num_prompt_tokens :], return_counts=True)
     loss = counts * params.frequency_penalty + params.presence_penalty
     scores[torch.from_numpy(output)] -= torch.from_numpy(loss.astype(np.float32))
+
+
+def _is_random(params: SamplingParams) -> bool:
+    return params.temperature >= _GREEDY_BELOW
 
 
 def _is_filtered(params: SamplingParams) -> bool:

@@ -84,6 +84,11 @@ class Tokenizer:
         """One token as text, special tokens included."""
         return self.decode([token_id], skip_special_tokens=False)
 
+    def written(self, token_id: int) -> str | None:
+        """One token as it stands in the vocabulary; None for an id outside of it."""
+        found: str | None = self._backend.id_to_token(token_id)
+        return found
+
     def token_id(self, token: str) -> int | None:
         """The id of a token written as it stands in the vocabulary."""
         found: int | None = self._backend.token_to_id(token)

@@ -13,7 +13,7 @@ from pagemill.core.step import (
     StepResult,
     TokenLogprobs,
 )
-from pagemill.core.types import SequenceId, StepId
+from pagemill.core.types import StepId
 from pagemill.kernels.kv_storage import KVStorage
 from pagemill.kernels.sampling import Sampler, SampleRow, token_logprobs
 from pagemill.models.decoder import Decoder
@@ -53,10 +53,6 @@ class ModelRunner:
         """Wait for the oldest submitted step, which must be ``step_id``."""
         assert self._submitted and self._submitted[0][0] == step_id, "steps are collected in order"
         return self._submitted.popleft()[1].result()
-
-    def forget(self, sequence_id: SequenceId) -> None:
-        """Drop the sequence's random stream."""
-        self._sampler.forget(sequence_id)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)

@@ -10,6 +10,7 @@ from pagemill.core.request import FinishReason
 from pagemill.core.step import TokenLogprobs
 from pagemill.engine.engine import Piece, Usage
 from pagemill.models.tokenizer import Tokenizer
+from pagemill.server.token_form import TokenForms, num_characters
 
 ChoiceValue = dict[str, Any]
 
@@ -52,7 +53,7 @@ class Answers:
 
     def __init__(self, kind: str, model: str, tokenizer: Tokenizer) -> None:
         self._kind = kind
-        self._tokenizer = tokenizer
+        self._forms = TokenForms(tokenizer)
         prefix = "chatcmpl" if kind == "chat" else "cmpl"
         self._head = {
             "id": f"{prefix}-{uuid.uuid4().hex}",
@@ -103,8 +104,8 @@ class Answers:
         return {"content": content, "refusal": None}
 
     def _chat_token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._tokenizer.token_text(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+        text, data = self._forms.both(token_id)
+        return {"token": text, "logprob": logprob, "bytes": list(data)}
 
     # ------------------------------------------------------------ text
 
@@ -130,38 +131,34 @@ class Answers:
         *,
         first_token_id: int | None = None,
         offset: int = 0,
-    ) -> dict[str, Any]:
-        """The lists of the completions API. ``first_token_id`` is an echoed prompt's first token,
-        which nothing predicts: its log-probability is null."""
+    ) -> tuple[dict[str, Any], int]:
+        """The lists of the completions API, and the offset in the text after them.
+        ``first_token_id`` is an echoed prompt's first token, which nothing predicts: its
+        log-probability is null."""
         tokens: list[str] = []
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         offsets: list[int] = []
-        if first_token_id is not None:
-            tokens.append(self._tokenizer.token_text(first_token_id))
-            values.append(None)
-            tops.append(None)
-            offsets.append(offset)
-            offset += len(tokens[0])
-        for entry in entries:
-            text = self._tokenizer.token_text(entry.token_id)
+
+        def add(token_id: int, text: str, value: float | None, top: dict[str, float] | None) -> int:
             tokens.append(text)
-            values.append(entry.logprob)
-            tops.append(self._text_top(entry))
+            values.append(value)
+            tops.append(top)
             offsets.append(offset)
-            offset += len(text)
-        return {
+            return offset + num_characters([self._forms.both(token_id)[1]])
+
+        if first_token_id is not None:
+            offset = add(first_token_id, self._forms.both(first_token_id)[0], None, None)
+        for entry in entries:
+            text, top = self._forms.alternatives(entry)
+            offset = add(entry.token_id, text, entry.logprob, top)
+        value = {
             "tokens": tokens,
             "token_logprobs": values,
             "top_logprobs": tops,
             "text_offset": offsets,
         }
-
-    def _text_top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """Best alternatives by text; the token itself is always among them, as in vLLM."""
-        best = {self._tokenizer.token_text(token_id): value for token_id, value in entry.top}
-        best.setdefault(self._tokenizer.token_text(entry.token_id), entry.logprob)
-        return best
+        return value, offset
 
 
 def _reason(reason: FinishReason | None) -> str | None:

@@ -23,6 +23,7 @@ from pagemill.server.chat import Chat
 from pagemill.server.completions import Completions
 from pagemill.server.convert import Converter
 from pagemill.server.errors import HttpError, error_response
+from pagemill.server.forms import max_body_bytes
 from pagemill.server.metrics import Metrics
 from pagemill.server.protocol import (
     Body,
@@ -39,9 +40,8 @@ from pagemill.server.stream import EventStream, PieceStreams, or_gone
 from pagemill.server.tenants import Tenants
 
 LOG = logging.getLogger("pagemill.server")
-MAX_BODY_BYTES = 64 << 20
 QUICK_BODY_BYTES = 16 << 10
-"""Bodies up to this size are tokenized in the server's own thread."""
+"""Bodies up to this size are parsed and tokenized in the server's own thread."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 Made = TypeVar("Made")
@@ -67,6 +67,8 @@ class App:
         self._metrics = metrics
         self._names = model_names
         self._max_model_len = max_model_len
+        self._max_body_bytes = max_body_bytes(max_model_len)
+        self._long_bodies = asyncio.Lock()
         self._started = int(time.time())
         self._converter = Converter(engine.tokenizer, template, max_model_len)
         self._tenants = Tenants(config)
@@ -86,7 +88,9 @@ class App:
             Route("/v1/cache", guard(self.drop_cache, self._tenants.operator), methods=["DELETE"]),
         ]
         handlers: Any = {HTTPException: _http_error, Exception: _any_error}
-        return Starlette(routes=routes, exception_handlers=handlers)
+        application = Starlette(routes=routes, exception_handlers=handlers)
+        application.router.redirect_slashes = False  # a redirect has no error in its body
+        return application
 
     def _guard(self, handler: Handler, who: Callable[[Request], str] | None = None) -> Handler:
         """Check the API key, and turn exceptions of pagemill into answers."""
@@ -149,16 +153,15 @@ class App:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give prompt or messages, and not both", "prompt")
 
-        def work() -> list[int]:
-            if body.messages is not None:
-                return self._converter.chat_prompt(
-                    message_values(body.messages), body.tools, body.add_generation_prompt
-                )
-            return self._converter.encode(
-                body.prompt or "", add_special_tokens=body.add_special_tokens
-            )
+        return await self._in_thread(lambda: self._tokenized(body), request)
 
-        ids = await self._in_thread(work, request)
+    def _tokenized(self, body: TokenizeBody) -> Response:
+        if body.messages is not None:
+            messages = message_values(body.messages)
+            ids = self._converter.chat_prompt(messages, body.tools, body.add_generation_prompt)
+        else:
+            special = body.add_special_tokens
+            ids = self._converter.encode(body.prompt or "", add_special_tokens=special)
         value = {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids}
         if body.return_token_strs:
             value["token_strs"] = [self._tokenizer.token_text(i) for i in ids]
@@ -166,12 +169,16 @@ class App:
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._body(request, DetokenizeBody)
-        self._converter.check_ids(body.tokens, "tokens")
-        text = self._tokenizer.decode(body.tokens, skip_special_tokens=False)
-        return JSONResponse({"prompt": text})
+
+        def work() -> Response:
+            self._converter.check_ids(body.tokens, "tokens")
+            text = self._tokenizer.decode(body.tokens, skip_special_tokens=False)
+            return JSONResponse({"prompt": text})
+
+        return await self._in_thread(work, request)
 
     async def drop_cache(self, request: Request) -> Response:
-        body = await self._body(request, DropBody)
+        body = await self._body(request, DropBody, empty=b"{}")
         operate.check(body, self._tenants.names)
         ids = await self._in_thread(lambda: self._converter.dropped_prompt(body), request)
         token_ids = None if ids is None else array("I", ids)
@@ -211,33 +218,38 @@ class App:
         finally:
             streams.close()
 
-    async def _body(self, request: Request, kind: type[Body]) -> Body:
-        """The parsed body. The model's name is checked, unknown fields are counted."""
-        body = parse(await _read(request), kind)
+    async def _body(self, request: Request, kind: type[Body], empty: bytes = b"") -> Body:
+        """The parsed body. The model's name is checked, unknown fields are counted. ``empty``
+        stands for no body at all."""
+        raw = await self._read(request) or empty
+        request.state.is_long = len(raw) > QUICK_BODY_BYTES
+        body = await self._in_thread(lambda: parse(raw, kind, self._max_model_len), request)
         self._check_model(getattr(body, "model", None))
         for name in unknown_fields(body):
             self._metrics.count(self._metrics.unknown_fields, self._metrics.field_label(name))
         return body
 
-    @staticmethod
-    async def _in_thread(work: Callable[[], Made], request: Request) -> Made:
-        """Tokenize long texts beside the server's own thread, so that streams go on."""
-        length = int(request.headers.get("content-length") or MAX_BODY_BYTES)
-        if length <= QUICK_BODY_BYTES:
+    async def _in_thread(self, work: Callable[[], Made], request: Request) -> Made:
+        """Handle long bodies beside the server's own thread, so that streams go on; one at a time,
+        so that a few of them cannot take all memory or starve that thread of the interpreter."""
+        if not request.state.is_long:
             return work()
-        return await asyncio.to_thread(work)
+        async with self._long_bodies:
+            return await asyncio.to_thread(work)
 
-
-async def _read(request: Request) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise HttpError(
-                413, f"the body is over {MAX_BODY_BYTES >> 20} MiB", "invalid_request_error"
-            )
-        parts.append(part)
-    return b"".join(parts)
+    async def _read(self, request: Request) -> bytes:
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > self._max_body_bytes:
+                raise HttpError(
+                    413,
+                    f"the body is over {self._max_body_bytes} bytes, the most that this server"
+                    f" takes (its context is {self._max_model_len} tokens): send less at once",
+                    "invalid_request_error",
+                )
+            parts.append(part)
+        return b"".join(parts)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -44,7 +44,7 @@ class Completions:
         if self._body.logprobs is not None:
             entries = [*got.prompt_logprobs, *got.logprobs]
             first = self._asks[index].token_ids[0] if self._body.echo else None
-            logprobs = self._answers.text_logprobs(entries, first_token_id=first)
+            logprobs, _ = self._answers.text_logprobs(entries, first_token_id=first)
         return self._answers.text_choice(index, text, logprobs, got.finish_reason, got.stop_reason)
 
     def _prompt_text(self, index: int) -> str:
@@ -90,10 +90,9 @@ class Completions:
         logprobs = None
         if wants:
             first = self._asks[index].token_ids[0] if echoes else None
-            logprobs = self._answers.text_logprobs(
+            logprobs, offsets[index] = self._answers.text_logprobs(
                 entries, first_token_id=first, offset=offsets[index]
             )
-            offsets[index] += sum(map(len, logprobs["tokens"]))
         return self._answers.text_choice(
             index, text, logprobs, piece.finish_reason, piece.stop_reason
         )

@@ -1,7 +1,8 @@
 """Prometheus metrics: vLLM's suffixes and labels under the prefix ``pagemill`` or ``vllm``.
 
 Names and buckets are those of vLLM's metrics page, so that its dashboards work unchanged with
-``--metrics-prefix vllm``. Times are seconds; prefix cache counters count tokens.
+``--metrics-prefix vllm``. What vLLM does not have keeps the prefix ``pagemill``. Times are seconds;
+prefix cache counters count tokens.
 """
 
 from collections.abc import Iterator
@@ -20,12 +21,33 @@ TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
     *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5)
-REQUEST_BUCKETS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0)
-COUNT_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+TOKEN_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+STEP_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+COUNT_BUCKETS = tuple(m * 10**e for e in range(5) for m in (1, 2, 5))  # vLLM's end at its context
 LABELS = ("model_name", "engine")
 NS = 1e-9
 MAX_FIELD_LABELS = 64
+OWN_PREFIX = "pagemill"
+OWN_NAMES = frozenset(
+    (
+        "unknown_request_fields",
+        "integrity_checks",
+        "integrity_failures",
+        "estimated_weight_read_bytes",
+        "estimated_kv_read_bytes",
+        "estimated_flops",
+        "kv_event_batches",
+        "kv_event_batches_dropped",
+    )
+)
+"""vLLM has nothing of these names."""
 
 
 class Metrics:
@@ -57,7 +79,7 @@ class Metrics:
         self._inference = make("request_inference_time_seconds", REQUEST_BUCKETS)
         self._prefill = make("request_prefill_time_seconds", REQUEST_BUCKETS)
         self._decode = make("request_decode_time_seconds", REQUEST_BUCKETS)
-        self._iteration = make("iteration_tokens_total", COUNT_BUCKETS)
+        self._iteration = make("iteration_tokens_total", STEP_BUCKETS)
         self._prompt_tokens = make("request_prompt_tokens", COUNT_BUCKETS)
         self._output_tokens = make("request_generation_tokens", COUNT_BUCKETS)
         self._computed = make("request_prefill_kv_computed_tokens", COUNT_BUCKETS)
@@ -70,7 +92,10 @@ class Metrics:
         return metric.labels(*self._labels)
 
     def _counter(self, name: str, words: str, labels: tuple[str, ...]) -> Counter:
-        return Counter(f"{self._prefix}:{name}", words, (*LABELS, *labels), registry=self._registry)
+        return Counter(self._full(name), words, (*LABELS, *labels), registry=self._registry)
+
+    def _full(self, name: str) -> str:
+        return f"{OWN_PREFIX if name in OWN_NAMES else self._prefix}:{name}"
 
     def field_label(self, name: str) -> str:
         """A label for an ignored field: the name, or ``other`` once many different ones came."""
@@ -146,12 +171,12 @@ class Metrics:
         return generate_latest(self._registry)
 
     def gauge(self, name: str, words: str, value: float) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(f"{self._prefix}:{name}", words, labels=LABELS)
+        family = GaugeMetricFamily(self._full(name), words, labels=LABELS)
         family.add_metric(self._labels, value)
         return family
 
     def counter(self, name: str, words: str, value: float) -> CounterMetricFamily:
-        family = CounterMetricFamily(f"{self._prefix}:{name}", words, labels=LABELS)
+        family = CounterMetricFamily(self._full(name), words, labels=LABELS)
         family.add_metric(self._labels, value)
         return family
 

@@ -8,9 +8,17 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
 from pagemill.core.errors import RequestError
+from pagemill.server import forms
 
 MAX_LOGPROBS = 20
 
@@ -48,8 +56,17 @@ class _Body(BaseModel):
         """Clients write null for what they do not set."""
         if not isinstance(value, dict):
             return value
+        if len(value) > forms.MAX_FIELDS:
+            raise RequestError(f"an object has {len(value)} fields: at most {forms.MAX_FIELDS}")
         optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
         return {k: v for k, v in value.items() if v is not None or k not in optional}
+
+
+TokenIds = list[int]
+Prompt = Annotated[str | TokenIds | list[str] | list[TokenIds], PlainValidator(forms.prompt_form)]
+OnePrompt = Annotated[str | TokenIds, PlainValidator(forms.one_prompt_form)]
+Tools = Annotated[list[dict[str, Any]], PlainValidator(forms.tools_form)]
+Content = Annotated[str | list[dict[str, Any]], PlainValidator(forms.content_form)]
 
 
 class StreamOptions(_Body):
@@ -68,10 +85,10 @@ class Sampled(_Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], PlainValidator(forms.bias_form)] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: Annotated[str | list[str], PlainValidator(forms.stop_form)] | None = None
+    stop_token_ids: Annotated[TokenIds, PlainValidator(forms.stop_ids_form)] | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     stream: bool | None = False
@@ -88,11 +105,8 @@ class Sampled(_Body):
     user: str | None = None
 
 
-TokenIds = list[Annotated[int, Field(ge=0)]]
-
-
 class CompletionBody(Sampled):
-    prompt: str | TokenIds | list[str] | list[TokenIds]
+    prompt: Prompt
     max_tokens: int | None = 16
     max_completion_tokens: int | None = None
     logprobs: int | None = None
@@ -102,16 +116,19 @@ class CompletionBody(Sampled):
 
 class Message(_Body):
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: Content | None = None
+
+
+Messages = Annotated[list[Message], BeforeValidator(forms.messages_form)]
 
 
 class ChatBody(Sampled):
-    messages: list[Message]
+    messages: Messages
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -119,8 +136,8 @@ class ChatBody(Sampled):
 class TokenizeBody(_Body):
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -132,28 +149,30 @@ class DropBody(_Body):
     model: str | None = None
     tenant: str | None = None
     cache_salt: str | None = None
-    prompt: str | TokenIds | None = None
-    messages: list[Message] | None = None
-    tools: list[dict[str, Any]] | None = None
+    prompt: OnePrompt | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
     add_special_tokens: bool = True
 
 
 class DetokenizeBody(_Body):
     model: str | None = None
-    tokens: TokenIds
+    tokens: Annotated[TokenIds, PlainValidator(forms.tokens_form)]
 
 
 Body = TypeVar("Body", bound=_Body)
 
 
-def parse(raw: bytes, kind: type[Body]) -> Body:
+def parse(raw: bytes, kind: type[Body], max_model_len: int) -> Body:
     """A body of JSON as ``kind``. Raises RequestError that names the field."""
+    forms.refuse_many_parts(raw)
     try:
         value = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
+    forms.refuse_oversized(value, max_model_len)
     _refuse_unsupported(value)
     try:
         return kind.model_validate(value)
@@ -175,21 +194,10 @@ def _same(value: Any, allowed: Any) -> bool:
     return bool(value == allowed) and isinstance(value, bool) == isinstance(allowed, bool)
 
 
-_FORMS: Mapping[str, str] = {
-    "prompt": (
-        "give a text, a list of texts, a list of token ids (0 or more), or a list of such lists"
-    ),
-    "stop": "give a text or a list of texts",
-}
-"""What may stand in fields of several forms: pydantic speaks of each form apart."""
-
-
 def _first_problem(error: ValidationError) -> RequestError:
     problem = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in problem["loc"]) or "body"
     field = str(problem["loc"][0]) if problem["loc"] else None
-    if field is not None and field in _FORMS and problem["type"] != "missing":
-        return RequestError(f"{field}: {_FORMS[field]}", field)
     return RequestError(f"{where}: {problem['msg']}", field)
 
 
