@@ -47,6 +47,7 @@ def _finding(report: Report, finding: Finding) -> dict[str, Any]:
         "before": cause.before,
         "was": cause.was,
         "now": cause.now,
+        "also": cause.also or None,
         "where": finding.where,
         "earlier": finding.earlier_where,
     }
@@ -114,6 +115,8 @@ def _print_finding(report: Report, group: Group, finding: Finding, console: Any)
     )
     for line in lines:
         console.print(line, soft_wrap=True)
+    if cause.also:
+        console.print(f"  also    {cause.also}, further behind", markup=False, soft_wrap=True)
 
 
 def _plain(text: str) -> str:
