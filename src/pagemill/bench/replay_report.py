@@ -84,6 +84,7 @@ def describe(trace: Trace) -> dict[str, Any]:
     return {
         "trace": trace.name,
         "num_requests": trace.num_requests,
+        "num_empty": trace.num_empty,
         "prompt_tokens": int(trace.prompt_tokens.sum()),
         "block_size": trace.block_tokens,
         "is_exact": trace.is_exact,

@@ -71,6 +71,8 @@ def run(parsed: argparse.Namespace) -> int:
     options = ReadOptions(start_s=spread(parsed.spread_hours, parsed.seed))
     if parsed.tokenizer:
         options = replace(options, tokenize=_tokenizer(parsed.tokenizer))
+    if parsed.block_size is not None and parsed.block_size < 1:
+        raise ConfigError(f"--block-size {parsed.block_size}: give 1 or more")
     if parsed.allocator:
         trace = load_trace(parsed.trace, options=options)
         names = choose(parsed.allocator.replace("|", ","), ALLOCATORS, "allocator")
@@ -80,11 +82,13 @@ def run(parsed: argparse.Namespace) -> int:
             write_json(rows, parsed.json, trace=trace.name)
         return 0
     trace = load_trace(parsed.trace, block_size=parsed.block_size, options=options)
-    if not len(trace.token_ids):
+    if trace.block_tokens == 0:
         raise ConfigError(f"{parsed.trace} has lengths only: use --allocator contiguous,paged")
     cells = _sweep(parsed, trace)
     waste = waste_by_size(trace) if trace.is_exact or parsed.block_size is None else {}
     print_cells(cells, waste, console)
+    if trace.num_empty:
+        console.print(f"{trace.num_empty} requests of no tokens were left out.")
     if parsed.json:
         write_json(cells, parsed.json, **describe(trace), waste_tokens_per_request=waste)
     if parsed.picture:
