@@ -30,6 +30,16 @@ def test_the_findings_are_told(log: Path, capsys: pytest.CaptureFixture[str]) ->
     assert f"{log}:2, compared with {log}:1" in out
 
 
+def test_a_piped_table_is_whole(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    log.write_text(log.read_text() * 250)
+    assert main(["explain", str(log)]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert len(rows) == 2 and "1,000" in rows[0] and "…" not in "".join(rows)
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [

@@ -29,6 +29,16 @@ def test_a_table_rows_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (tmp_path / "r.svg").is_file()
 
 
+def test_a_piped_table_is_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["replay", str(CUT), "--num-blocks", "5%,20%", "--eviction", "lru"]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown and "evic" in shown
+    assert len({len(line) for line in shown.splitlines() if line.startswith(("│", "┏"))}) == 1
+
+
 def test_smaller_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--eviction", "lru", "--num-blocks", "5%", "--block-size", "128", "--no-bound"]
     assert main(["replay", str(CUT), *flags]) == 0

@@ -75,8 +75,7 @@ def _rate(text: str) -> float:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    from rich.console import Console
-
+    from pagemill.bench.console import report_console
     from pagemill.bench.explain import ExplainConfig, explain
     from pagemill.bench.explain_report import as_json, print_report
     from pagemill.bench.explain_tokens import load_prompts
@@ -87,7 +86,7 @@ def run(parsed: argparse.Namespace) -> int:
     config = ExplainConfig(parsed.by, parsed.isolate, parsed.cache_tokens, max(1, parsed.min_lost))
     prompts = load_prompts(parsed.model, parsed.chat_template)
     report = explain(_with_progress(parsed.logs), prompts, config)
-    print_report(report, Console(), max(1, parsed.top))
+    print_report(report, report_console(), max(1, parsed.top))
     if parsed.json is not None:
         try:
             parsed.json.write_text(json.dumps(as_json(report), indent=1) + "\n", encoding="utf-8")

@@ -63,9 +63,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    from rich.console import Console
+    from pagemill.bench.console import report_console
 
-    console = Console()
+    console = report_console()
     if parsed.picture:
         check_picture(parsed.picture)
     options = ReadOptions(start_s=spread(parsed.spread_hours, parsed.seed))
