@@ -97,7 +97,7 @@ def test_a_log_cut_in_its_last_line_is_explained(
     assert main(["explain", str(log), "--json", str(target)]) == 0
     out = capsys.readouterr().out
     assert "a date or time that changes" in out
-    assert "1 record could not be read" in out and f"{log}:4: no JSON" in out
+    assert "1 record was left out as unreadable" in out and f"{log}:4: no JSON" in out
     report = json.loads(target.read_text())
     assert report["num_broken"] == 1 and f"{log}:4" in report["broken"][0]
     assert main(["explain", str(log), "--strict"]) == 1

@@ -65,6 +65,10 @@ def test_allocators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--block-size", "0"], "--block-size 0"),
         (["--block-size", "-1"], "--block-size -1"),
         (["--block-size", "-1", "--allocator", "paged"], "--block-size -1"),
+        (["--block-size", "9" * 30, "--allocator", "paged"], "--block-size 999"),
+        (["--json", "/no/folder/x.json"], "there is no folder /no/folder"),
+        (["--picture", "/no/folder/x.svg"], "there is no folder /no/folder"),
+        (["--json", "/", "--allocator", "paged"], "/ cannot be written"),
         (["--spread-hours", "nan"], "--spread-hours nan"),
         (["--prefix-index", "tree"], "radix"),
         (["--allocator", "heap"], "contiguous"),
@@ -150,7 +154,7 @@ def test_requests_of_no_tokens_are_left_out_and_counted(
     out = tmp_path / "rows.json"
     flags = ["--num-blocks", "5", "--eviction", "lru", "--json", str(out)]
     assert main(["replay", str(path), *flags]) == 0
-    assert "1 requests of no tokens were left out" in capsys.readouterr().out
+    assert "Left out: 1 request(s) of no tokens" in capsys.readouterr().out
     found = json.loads(out.read_text())
     assert (found["num_requests"], found["num_empty"]) == (3, 1)
     path.write_text(json.dumps(rows[1]) + "\n")

@@ -78,8 +78,8 @@ def print_report(report: Report, console: Any, num_groups: int) -> None:
     if not report.total.lost_tokens:
         console.print("No fault was found: what missed was new text.")
     if report.num_broken:
-        noun = "record" if report.num_broken == 1 else "records"
-        console.print(f"\n{report.num_broken:,} {noun} could not be read and were left out:")
+        nouns = "record was" if report.num_broken == 1 else "records were"
+        console.print(f"\n{report.num_broken:,} {nouns} left out as unreadable:")
         left = report.num_broken - len(report.broken)
         more = [f"and {left:,} more"] if left else []
         for line in (*report.broken, *more):

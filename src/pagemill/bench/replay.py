@@ -135,7 +135,12 @@ def replay_cell(
     trace: Trace, prefix_index: str, eviction: str, num_blocks: int, bounds: Bounds | None = None
 ) -> Cell:
     begin = time.thread_time()
-    hits = hit_tokens(trace, prefix_index, eviction, num_blocks)
+    try:
+        hits = hit_tokens(trace, prefix_index, eviction, num_blocks)
+    except MemoryError as error:
+        raise ConfigError(
+            f"num-blocks {num_blocks}: their index does not fit this machine's memory"
+        ) from error
     cpu_s = time.thread_time() - begin
     counted = slice(num_warmup(trace), None)
     served = numpy.maximum(hits[counted], 0)

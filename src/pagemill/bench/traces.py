@@ -109,6 +109,12 @@ def _numbered(ids: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
     return (numpy.cumsum(is_used) - 1)[ids]
 
 
+def check_block_size(block_size: int | None) -> None:
+    """ConfigError where no cache has such blocks; None is the trace's own size."""
+    if block_size is not None and not 1 <= block_size <= MOST_BLOCK_TOKENS:
+        raise ConfigError(f"--block-size {block_size}: give 1 to {MOST_BLOCK_TOKENS} tokens")
+
+
 def load_trace(
     path: Path,
     *,
@@ -117,8 +123,7 @@ def load_trace(
 ) -> Trace:
     """Reads any of FORMATS, plain or .gz or .xz. ConfigError names what does not fit, with its
     line. Requests of no tokens are left out and counted."""
-    if block_size is not None and not 1 <= block_size <= MOST_BLOCK_TOKENS:
-        raise ConfigError(f"--block-size {block_size}: give 1 to {MOST_BLOCK_TOKENS} tokens")
+    check_block_size(block_size)
     try:
         with _open(path) as file:
             found = _format_of(path, file)

@@ -11,7 +11,7 @@ from pagemill.bench.picture import check_picture, write_picture
 from pagemill.bench.replay import DEFAULT_SIZES, INDEXES, Cell, choose, evictions, sweep
 from pagemill.bench.replay_report import describe, print_allocators, print_cells, write_json
 from pagemill.bench.trace_formats.request import ReadOptions
-from pagemill.bench.traces import Trace, load_trace, spread
+from pagemill.bench.traces import Trace, check_block_size, load_trace, spread
 from pagemill.bench.waste import waste_by_size
 from pagemill.core.errors import ConfigError
 
@@ -71,8 +71,10 @@ def run(parsed: argparse.Namespace) -> int:
     options = ReadOptions(start_s=spread(parsed.spread_hours, parsed.seed))
     if parsed.tokenizer:
         options = replace(options, tokenize=_tokenizer(parsed.tokenizer))
-    if parsed.block_size is not None and parsed.block_size < 1:
-        raise ConfigError(f"--block-size {parsed.block_size}: give 1 or more")
+    check_block_size(parsed.block_size)
+    for path in (parsed.json, parsed.picture):
+        if path and not path.parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
     if parsed.allocator:
         trace = load_trace(parsed.trace, options=options)
         names = choose(parsed.allocator.replace("|", ","), ALLOCATORS, "allocator")
@@ -88,7 +90,7 @@ def run(parsed: argparse.Namespace) -> int:
     waste = waste_by_size(trace) if trace.is_exact or parsed.block_size is None else {}
     print_cells(cells, waste, console)
     if trace.num_empty:
-        console.print(f"{trace.num_empty} requests of no tokens were left out.")
+        console.print(f"Left out: {trace.num_empty} request(s) of no tokens.")
     if parsed.json:
         write_json(cells, parsed.json, **describe(trace), waste_tokens_per_request=waste)
     if parsed.picture:

@@ -14,7 +14,10 @@ from pagemill.bench.trace_formats.request import TraceRequest
 MOST_TOKENS = 1 << 40
 MOST_SECONDS = 9e9
 """Times are kept in 63 bits of nanoseconds: 292 years."""
-WRONG = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+WRONG = (
+    *(ValueError, KeyError, TypeError, AttributeError),
+    *(OverflowError, RecursionError, MemoryError),
+)
 """What a reader raises on a row that is not of its form."""
 
 
