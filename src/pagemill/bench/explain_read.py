@@ -196,8 +196,9 @@ def _of_record(where: str, record: Mapping[str, Any]) -> Iterator[LoggedRequest]
         if not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages):
             raise ConfigError(f"{where}: a message is no object with a role")
         tools = body.get("tools") or ()
-        if not all(isinstance(tool, Mapping) for tool in tools):
-            raise ConfigError(f"{where}: a tool is no object")
+        is_list = isinstance(tools, list | tuple)
+        if not is_list or not all(isinstance(tool, Mapping) for tool in tools):
+            raise ConfigError(f"{where}: a tool is no object, or the tools are no list")
         yield LoggedRequest(messages=tuple(messages), tools=tuple(tools), **common)
         return
     prompt = next((body[f] for f in PROMPT_FIELDS if body.get(f) is not None), None)
@@ -248,7 +249,7 @@ def _time(where: str, record: Mapping[str, Any]) -> float | None:
         return None
     try:
         seconds = _seconds(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{where}: {value!r} is no time: give seconds or ISO 8601") from error
     return seconds / 1000 if seconds > MILLISECONDS_FROM else seconds
 
