@@ -110,6 +110,37 @@ def test_tools_in_another_order() -> None:
     assert only(run(requests)).example.kind == "tools"
 
 
+TOOLS_LAST = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    "{% for t in tools %}{{ t | tojson }}\n{% endfor %}[assistant]"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "also"), [(TOOLS_LAST, "tools in another order"), (KEEPING, "")]
+)
+def test_the_first_difference_is_the_cause_though_tools_turn_too(template: str, also: str) -> None:
+    tools = tuple(tool(name) for name in ("read", "write_file", "run"))
+    requests = [
+        chat(f"Now 1{i}:31. {STABLE}", "Hi", tools=tools[:: 1 - 2 * (i % 2)]) for i in range(4)
+    ]
+    cause = only(run(requests, template)).example
+    assert (cause.kind, cause.message, cause.also) == ("volatile", 0, also)
+    assert cause.was.startswith("0:31") and "behind the stable part" in cause.advice
+    assert only(run(requests)).example.kind == "tools", "plain form: tools stand in front"
+
+
+def test_turned_keys_behind_a_clock_are_not_the_cause() -> None:
+    facts = {f"key{chr(97 + i)}": text_of(3, i) for i in range(3)}
+    contents = json.dumps(facts), json.dumps(dict(reversed(facts.items())))
+    stamped = "{% for m in messages %}{{ m.at }} " + STABLE + "{{ m.content }}\n{% endfor %}"
+    requests = [
+        LoggedRequest("log:1", messages=({"role": "user", "content": content, "at": f"1{i}:00"},))
+        for i, content in enumerate(contents)
+    ]
+    assert only(run(requests, stamped)).example.kind == "volatile"
+
+
 def test_keys_in_another_order() -> None:
     turned = tool("read", is_turned=True)
     requests = [chat(STABLE, "Hi", tools=(tool("read"),)), chat(STABLE, "Hi", tools=(turned,))]

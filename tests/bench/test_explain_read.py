@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pagemill.bench.explain_read import PIECE_CHARACTERS, LoggedRequest, read_log
+from pagemill.bench.explain_read import PIECE_CHARACTERS, Broken, LoggedRequest, read_log
 from pagemill.bench.explain_tokens import PlainTokenizer, load_prompts
 from pagemill.core.errors import ConfigError, ModelError
 
@@ -106,7 +106,9 @@ def test_packed_logs(tmp_path: Path) -> None:
         (b'{"prompt": [-1]}\n', "no prompt"),
         (b'{"messages": ["x"]}\n', "no object with a role"),
         (b'{"messages": [{"role": "user"}], "tools": [1]}\n', "a tool"),
+        (b'{"messages": [{"role": "user"}], "tools": 5}\n', "the tools are no list"),
         (b'{"prompt": "x", "ts": "soon"}\n', "no time"),
+        (b'{"prompt": "x", "ts": 1' + b"0" * 400 + b"}\n", "no time"),
         (b'{"prompt": "x", "ts": [1]}\n', "no time"),
         (b'[{"conversations": [7]}]', "a turn"),
         (b'[{"conversations": []}, {"conv', "record 2: no JSON"),
@@ -120,6 +122,45 @@ def test_wrong_logs_are_named(tmp_path: Path, text: bytes, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as raised:
         list(read_log(path))
     assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_read", "places"),
+    [
+        (b'{"prompt": "x"}\n{"prompt": "y"}\n{"prom', 2, [":3"]),
+        (b'{"prom\n{"prompt": "y"}\n7\n{"prompt": "\xff"}\n', 1, [":1", ":3", ":4"]),
+        (b'[{"prompt": "x"}, {"prompt": 7}, {"prompt": "y"}, {"pro', 2, ["record 2", "record 4"]),
+        (b'{"prompt": "x"}\n' + b"no\n" * 99, 1, [":2", ":3", ":4", ":5", ":6"]),
+    ],
+)
+def test_broken_records_are_left_out_and_counted(
+    tmp_path: Path, text: bytes, num_read: int, places: list[str]
+) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(text)
+    broken = Broken(is_strict=False)
+    assert len(list(read_log(path, broken=broken))) == num_read
+    assert broken.count == (99 if len(places) == 5 else len(places))
+    for place, words in zip(places, broken.first, strict=True):
+        assert str(path) in words and place in words
+
+
+def test_a_log_of_which_nothing_can_be_read_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"no\nno\n")
+    with pytest.raises(ConfigError, match=":1: no JSON"):
+        list(read_log(path, broken=Broken(is_strict=False)))
+
+
+def test_a_packed_log_that_is_cut_gives_what_it_has(tmp_path: Path) -> None:
+    lines = b"".join(json.dumps({"prompt": f"{i * 7919}"}).encode() + b"\n" for i in range(9999))
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress(lines)[:-4000])
+    broken = Broken(is_strict=False)
+    assert 0 < len(list(read_log(path, broken=broken))) < 9999
+    assert broken.count == 1 and "cannot be read as a log" in broken.first[0]
+    with pytest.raises(ConfigError, match="cannot be read as a log"):
+        list(read_log(path))
 
 
 def test_a_damaged_archive_is_named(tmp_path: Path) -> None:

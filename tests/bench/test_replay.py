@@ -33,6 +33,15 @@ def test_sizes_and_policies_by_name() -> None:
         evictions("best")
 
 
+def test_an_index_larger_than_the_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*what: object) -> None:
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr("pagemill.bench.replay.hit_tokens", refuse)
+    with pytest.raises(ConfigError, match="num-blocks 7: their index"):
+        replay_cell(branching_case(random.Random(1), 9).trace(), "flat", "lru", 7)
+
+
 def test_the_first_tenth_is_not_counted_and_larger_requests_hit_nothing() -> None:
     case = TraceCase()
     for i in range(20):

@@ -100,6 +100,15 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         load_trace(write(tmp_path / "half.jsonl", mooncake(0, 5, 1), {"timestamp": 1}))
 
 
+@pytest.mark.parametrize("runs", [[0, 10**15], [0, 1, 2], ["a", 1], [2**70, 1], [[], 1]])
+def test_a_session_of_no_form_is_named_by_its_line(tmp_path: Path, runs: list[object]) -> None:
+    request = {"t": 0.0, "m": "m", "in": 4, "out": 1, "h": runs}
+    session = {"id": "a", "block": 64, "tool": 0, "sys": 0, "requests": [request]}
+    path = write(tmp_path / "c.jsonl", {**session, "requests": []}, session)
+    with pytest.raises(ConfigError, match="jsonl:2: the request cannot be read: "):
+        load_trace(path)
+
+
 def test_smaller_and_larger_blocks(tmp_path: Path) -> None:
     trace = load_trace(write(tmp_path / "a.jsonl", mooncake(0, 700, 8, 9), mooncake(1, 1000, 8, 4)))
     fine = refine(trace, 16)

@@ -30,6 +30,16 @@ def test_the_findings_are_told(log: Path, capsys: pytest.CaptureFixture[str]) ->
     assert f"{log}:2, compared with {log}:1" in out
 
 
+def test_a_piped_table_is_whole(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    log.write_text(log.read_text() * 250)
+    assert main(["explain", str(log)]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert len(rows) == 2 and "1,000" in rows[0] and "…" not in "".join(rows)
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
@@ -77,3 +87,36 @@ def test_a_rate_that_is_none_is_refused(log: Path, capsys: pytest.CaptureFixture
         with pytest.raises(SystemExit):
             main(["explain", str(log), "--fail-under", rate])
     assert "no rate" in capsys.readouterr().err
+
+
+def test_a_log_cut_in_its_last_line_is_explained(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.write_text(log.read_text()[:-500])
+    target = tmp_path / "report.json"
+    assert main(["explain", str(log), "--json", str(target)]) == 0
+    out = capsys.readouterr().out
+    assert "a date or time that changes" in out
+    assert "1 record was left out as unreadable" in out and f"{log}:4: no JSON" in out
+    report = json.loads(target.read_text())
+    assert report["num_broken"] == 1 and f"{log}:4" in report["broken"][0]
+    assert main(["explain", str(log), "--strict"]) == 1
+    assert f"{log}:4: no JSON" in capsys.readouterr().err
+
+
+def test_messages_that_a_template_refuses_are_left_out(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
+        "{% endif %}{{ m.content }}{% endfor %}"
+    )
+    bodies = [{"messages": [{"role": role, "content": "Hi"}]} for role in ("tool", "user")]
+    log.write_text("".join(json.dumps(body) + "\n" for body in bodies))
+    flags = [str(log), "--chat-template", str(template)]
+    assert main(["explain", *flags]) == 0
+    assert f"{log}:1: " in capsys.readouterr().out
+    log.write_text(json.dumps(bodies[0]) + "\n")
+    assert main(["explain", *flags]) == 1
+    assert "no tools" in capsys.readouterr().err

@@ -8,15 +8,14 @@ it is the reason.
 
 import re
 from array import array
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from pagemill.bench.explain_align import Earlier, Memory, shingles
 from pagemill.bench.explain_cause import IS_FAULT, Cause, find_cause
-from pagemill.bench.explain_read import LoggedRequest
+from pagemill.bench.explain_read import Broken, LoggedRequest
 from pagemill.bench.explain_tokens import Prompt, Prompts, content_text
 from pagemill.cache.manager import CacheManager
 from pagemill.core.errors import ConfigError
@@ -78,6 +77,9 @@ class Report:
     total: Group
     groups: tuple[Group, ...]
     minutes: float | None
+    num_broken: int = 0
+    broken: tuple[str, ...] = ()
+    """Records that could not be read: how many, and what was wrong with the first of them."""
 
     def per_minute(self, tokens: int) -> float | None:
         return tokens / self.minutes if self.minutes else None
@@ -229,11 +231,18 @@ def explain(
     requests: Iterable[LoggedRequest],
     prompts: Prompts,
     config: ExplainConfig,
-    on_request: Callable[[int], Any] = lambda n: None,
+    broken: Broken | None = None,
 ) -> Report:
-    """A log's report. ``on_request`` is told how many were taken."""
+    """A log's report. ``broken`` is the one that ``read_log`` adds to, for prompts that cannot be
+    written; ConfigError where none can."""
     explainer = Explainer(prompts, config)
-    for count, request in enumerate(requests, 1):
-        explainer.add(request)
-        on_request(count)
-    return explainer.report()
+    found = broken or Broken()
+    for request in requests:
+        try:
+            explainer.add(request)
+        except ConfigError as error:
+            found.add(error)
+    report = explainer.report()
+    if found.first and not report.total.num_requests:
+        raise ConfigError(found.first[0])
+    return replace(report, num_broken=found.count, broken=tuple(found.first))

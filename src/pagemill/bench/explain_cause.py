@@ -3,12 +3,13 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagemill.bench.explain_align import Relative
 from pagemill.bench.explain_read import LoggedRequest
 from pagemill.bench.explain_tokens import Prompt, Prompts, content_text
+from pagemill.core.errors import RequestError
 
 MAX_VALUE_TOKENS = 256
 """A longer difference is another text, not a value that changes."""
@@ -52,6 +53,8 @@ class Cause:
     was: str
     now: str
     lost_tokens: int
+    also: str = ""
+    """A difference further behind, which costs again once this one is gone."""
 
     @property
     def advice(self) -> str:
@@ -69,7 +72,8 @@ def find_cause(
     message = _message_at(request, prompt, relative)
     texts = prompts.text_of(was[:MAX_VALUE_TOKENS]), prompts.text_of(now[:MAX_VALUE_TOKENS])
     wide = prompts.text_of(old[d : longest.was]), prompts.text_of(prompt.token_ids[d : longest.now])
-    kind = _kind(request, relative, message, texts, wide, (len(was), len(now)))
+    swap = _Swap(request, prompt, relative, prompts)
+    kind = _kind(swap, message, texts, wide, (len(was), len(now)))
     return Cause(
         kind=kind,
         what=_what(kind, *_widened(prompts, prompt.token_ids, d, texts)),
@@ -80,23 +84,48 @@ def find_cause(
         was=_short(prompts.text_of(old[d : d + 24])),
         now=_short(prompts.text_of(prompt.token_ids[d : d + 24])),
         lost_tokens=relative.lost_tokens,
+        also=_also(swap, kind),
     )
 
 
+class _Swap:
+    """Asks what would have been written with a part of the earlier request in this one: a part that
+    moves the first difference is where the first difference lies."""
+
+    def __init__(
+        self, request: LoggedRequest, prompt: Prompt, relative: Relative, prompts: Prompts
+    ) -> None:
+        self.request, self.relative = request, relative
+        self.earlier = relative.earlier.request
+        self._text, self._was, self._prompts = prompt.text, relative.earlier.prompt.text, prompts
+
+    def is_first(self, **part: Any) -> bool:
+        text = self._written(**part)
+        return _common_characters(text, self._was) > _common_characters(self._text, self._was)
+
+    def is_written(self, **part: Any) -> bool:
+        return self._written(**part) != self._text
+
+    def _written(self, **part: Any) -> str:
+        try:
+            return self._prompts.chat_text(replace(self.request, **part))
+        except RequestError:  # the template refuses the mixture
+            return self._text
+
+
 def _kind(
-    request: LoggedRequest,
-    relative: Relative,
+    swap: _Swap,
     message: int | None,
     texts: tuple[str, str],
     wide: tuple[str, str],
     sizes: tuple[int, int],
 ) -> str:
+    request, relative, earlier = swap.request, swap.relative, swap.earlier
     d, old = relative.num_equal, relative.earlier.prompt.token_ids
     if d >= len(old) - END_TOKENS or relative.runs[0].was < d - END_TOKENS:
         return "repeated"  # a turn that grows, and says again what was said
-    earlier = relative.earlier.request
     if request.messages and earlier.messages:
-        kind = _kind_of_chat(request, earlier, message)
+        kind = _kind_of_chat(swap, message)
         if kind is not None:
             return kind
     was, now = texts
@@ -112,15 +141,10 @@ def _kind(
     return "inserted" if sizes[0] == 0 else "volatile"
 
 
-def _kind_of_chat(
-    request: LoggedRequest, earlier: LoggedRequest, message: int | None
-) -> str | None:
-    if _written(request.tools) != _written(earlier.tools):
-        if _sorted_keys(request.tools) == _sorted_keys(earlier.tools):
-            return "keys"
-        if sorted(_sorted_keys(request.tools)) == sorted(_sorted_keys(earlier.tools)):
-            return "tools"
-        return None
+def _kind_of_chat(swap: _Swap, message: int | None) -> str | None:
+    request, earlier = swap.request, swap.earlier
+    if _written(request.tools) != _written(earlier.tools) and swap.is_first(tools=earlier.tools):
+        return _kind_of_tools(request, earlier)
     if message is None or message >= min(len(request.messages), len(earlier.messages)):
         return None
     here, there = request.messages[message], earlier.messages[message]
@@ -128,8 +152,31 @@ def _kind_of_chat(
         if _written((here,)) == _written((there,)):
             return "template"
     if _as_json(here) is not None and _as_json(here) == _as_json(there):
-        return "keys"
+        parts = {name: there[name] for name in ("content", "tool_calls") if name in there}
+        after = request.messages[message + 1 :]
+        mixed = (*request.messages[:message], {**here, **parts}, *after)
+        return "keys" if swap.is_first(messages=mixed) else None
     return None
+
+
+def _kind_of_tools(request: LoggedRequest, earlier: LoggedRequest) -> str | None:
+    if _sorted_keys(request.tools) == _sorted_keys(earlier.tools):
+        return "keys"
+    if sorted(_sorted_keys(request.tools)) == sorted(_sorted_keys(earlier.tools)):
+        return "tools"
+    return None
+
+
+def _also(swap: _Swap, kind: str) -> str:
+    """Tools that changed too, where the template writes them behind the first difference."""
+    request, earlier = swap.request, swap.earlier
+    is_chat = request.messages and earlier.messages
+    if not IS_FAULT[kind] or not is_chat or _written(request.tools) == _written(earlier.tools):
+        return ""
+    if swap.is_first(tools=earlier.tools) or not swap.is_written(tools=earlier.tools):
+        return ""
+    found = _kind_of_tools(request, earlier)
+    return _what(found, "", "") if found else "other tools"
 
 
 def _written(values: tuple[Mapping[str, Any], ...]) -> list[str]:

@@ -23,6 +23,7 @@ SESSION_HEADERS = ("x-session-id", "session-id", "x-conversation-id")
 OUTPUT_FIELDS = ("output", "response", "completion")
 MILLISECONDS_FROM = 1e11
 """A number this large counts milliseconds: as seconds it would be the year 5138."""
+MAX_BROKEN_NAMED = 5
 PIECE_CHARACTERS = 1 << 20
 _BETWEEN = re.compile(r"[\s,]*")
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
@@ -45,39 +46,72 @@ class LoggedRequest:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Broken:
+    """Records that could not be read: how many, and what was wrong with the first. ``is_strict``:
+    the first one is raised."""
+
+    is_strict: bool = True
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, error: ConfigError) -> None:
+        if self.is_strict:
+            raise error
+        self.count += 1
+        if len(self.first) < MAX_BROKEN_NAMED:
+            self.first.append(str(error))
+
+
 def read_log(
-    path: Path, on_bytes: Callable[[int], None] = lambda n: None
+    path: Path,
+    on_bytes: Callable[[int], None] = lambda n: None,
+    broken: Broken | None = None,
 ) -> Iterator[LoggedRequest]:
-    """The requests of a log, in its order. ConfigError names the file and line of a bad record.
+    """The requests of a log, in its order. A bad record is added to ``broken``, which raises or
+    counts it. ConfigError, with file and line, also where no record at all can be read.
 
     ``.gz`` and ``.xz`` are opened. ``on_bytes`` is told how far the file has been read.
     """
+    found, count = broken or Broken(), 0
+    num_before = len(found.first)
     try:
         with path.open("rb") as raw:
-            yield from _requests(path, raw, on_bytes)
+            for request in _requests(path, raw, on_bytes, found):
+                count += 1
+                yield request
     except (OSError, EOFError, UnicodeError, lzma.LZMAError) as error:
-        raise ConfigError(f"{path} cannot be read as a log: {error}") from error
+        what = ConfigError(f"{path} cannot be read as a log: {error}")
+        if not count:
+            raise what from error
+        found.add(what)
+    if not count:
+        why = "".join(found.first[num_before : num_before + 1])
+        raise ConfigError(
+            why or f"{path} holds no request: give JSON lines, or a ShareGPT JSON list"
+        )
 
 
-def _requests(path: Path, raw: Any, on_bytes: Callable[[int], None]) -> Iterator[LoggedRequest]:
+def _requests(
+    path: Path, raw: Any, on_bytes: Callable[[int], None], broken: Broken
+) -> Iterator[LoggedRequest]:
     opened: Any = raw
     if path.suffix == ".gz":
         opened = gzip.open(raw)
     elif path.suffix == ".xz":
         opened = lzma.open(raw)
-    count = 0
     for where, record in _records(path, opened):
         on_bytes(raw.tell())
-        if not isinstance(record, Mapping):
-            raise ConfigError(f"{where}: this is {type(record).__name__}, not a JSON object")
-        for request in _of_record(where, record):
-            count += 1
-            yield request
-    if count == 0:
-        raise ConfigError(f"{path} holds no request: give JSON lines, or a ShareGPT JSON list")
+        try:
+            found = list(_of_record(where, _parsed(where, record)))
+        except ConfigError as error:
+            broken.add(error)
+            continue
+        yield from found
 
 
 def _records(path: Path, opened: Any) -> Iterator[tuple[str, Any]]:
+    """Of each record where it stands, and its bytes, or what ``_parsed`` takes besides."""
     is_first = True
     for number, raw in enumerate(opened, 1):
         line = raw.lstrip(b"\xef\xbb\xbf \t\r\n") if is_first else raw.strip()
@@ -87,14 +121,21 @@ def _records(path: Path, opened: Any) -> Iterator[tuple[str, Any]]:
             yield from _list_items(path, line, opened)
             return
         is_first = False
-        yield f"{path}:{number}", _parse(f"{path}:{number}", line)
+        yield f"{path}:{number}", line
 
 
-def _parse(where: str, line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: no JSON ({error}); a log has one request a line") from error
+def _parsed(where: str, record: Any) -> Mapping[str, Any]:
+    """``record``: the bytes of a line, an item of a list, or what was wrong with it."""
+    if isinstance(record, ConfigError):
+        raise record
+    if isinstance(record, bytes):
+        try:
+            record = json.loads(record)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{where}: no JSON ({error}); a log has one request a line") from None
+    if not isinstance(record, Mapping):
+        raise ConfigError(f"{where}: this is {type(record).__name__}, not a JSON object")
+    return record
 
 
 def _list_items(path: Path, first: bytes, opened: Any) -> Iterator[tuple[str, Any]]:
@@ -110,7 +151,8 @@ def _list_items(path: Path, first: bytes, opened: Any) -> Iterator[tuple[str, An
         except (ValueError, RecursionError) as error:
             if is_over:
                 where = f"{path}, record {number + 1}"
-                raise ConfigError(f"{where}: no JSON ({error}); is the file complete?") from error
+                yield where, ConfigError(f"{where}: no JSON ({error}); is the file complete?")
+                return
             piece = rest + opened.read(max(PIECE_CHARACTERS, len(text) - at))
             is_over = len(piece) == len(rest)
             whole = len(piece) if is_over else _whole_characters(piece)
@@ -154,8 +196,9 @@ def _of_record(where: str, record: Mapping[str, Any]) -> Iterator[LoggedRequest]
         if not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages):
             raise ConfigError(f"{where}: a message is no object with a role")
         tools = body.get("tools") or ()
-        if not all(isinstance(tool, Mapping) for tool in tools):
-            raise ConfigError(f"{where}: a tool is no object")
+        is_list = isinstance(tools, list | tuple)
+        if not is_list or not all(isinstance(tool, Mapping) for tool in tools):
+            raise ConfigError(f"{where}: a tool is no object, or the tools are no list")
         yield LoggedRequest(messages=tuple(messages), tools=tuple(tools), **common)
         return
     prompt = next((body[f] for f in PROMPT_FIELDS if body.get(f) is not None), None)
@@ -206,7 +249,7 @@ def _time(where: str, record: Mapping[str, Any]) -> float | None:
         return None
     try:
         seconds = _seconds(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{where}: {value!r} is no time: give seconds or ISO 8601") from error
     return seconds / 1000 if seconds > MILLISECONDS_FROM else seconds
 

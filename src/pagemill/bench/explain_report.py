@@ -12,6 +12,8 @@ def as_json(report: Report) -> dict[str, Any]:
         "by": report.by,
         "tokens": report.note,
         "minutes": report.minutes,
+        "num_broken": report.num_broken,
+        "broken": list(report.broken),
         "total": _group(report, report.total),
         "groups": [_group(report, group) for group in report.groups],
     }
@@ -47,6 +49,7 @@ def _finding(report: Report, finding: Finding) -> dict[str, Any]:
         "before": cause.before,
         "was": cause.was,
         "now": cause.now,
+        "also": cause.also or None,
         "where": finding.where,
         "earlier": finding.earlier_where,
     }
@@ -74,6 +77,13 @@ def print_report(report: Report, console: Any, num_groups: int) -> None:
             _print_finding(report, group, finding, console)
     if not report.total.lost_tokens:
         console.print("No fault was found: what missed was new text.")
+    if report.num_broken:
+        nouns = "record was" if report.num_broken == 1 else "records were"
+        console.print(f"\n{report.num_broken:,} {nouns} left out as unreadable:")
+        left = report.num_broken - len(report.broken)
+        more = [f"and {left:,} more"] if left else []
+        for line in (*report.broken, *more):
+            console.print(f"  {_plain(line)}", markup=False, soft_wrap=True)
 
 
 def _row(report: Report, group: Group) -> tuple[str, ...]:
@@ -114,6 +124,8 @@ def _print_finding(report: Report, group: Group, finding: Finding, console: Any)
     )
     for line in lines:
         console.print(line, soft_wrap=True)
+    if cause.also:
+        console.print(f"  also    {cause.also}, further behind", markup=False, soft_wrap=True)
 
 
 def _plain(text: str) -> str:

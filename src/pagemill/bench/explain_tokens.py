@@ -73,7 +73,7 @@ class Prompts:
         text = request.text
         if request.messages:
             try:
-                text = self._chat(request)
+                text = self.chat_text(request)
             except RequestError as error:
                 raise ConfigError(f"{request.where}: {error}") from error
         try:
@@ -81,7 +81,8 @@ class Prompts:
         except RequestError as error:
             raise ConfigError(f"{request.where}: {error}") from error
 
-    def _chat(self, request: LoggedRequest) -> str:
+    def chat_text(self, request: LoggedRequest) -> str:
+        """What the template writes. Raises RequestError where it refuses the messages."""
         if self._template is None:
             return plain_chat(request)
         messages = [{**m, "content": content_text(m.get("content"))} for m in request.messages]

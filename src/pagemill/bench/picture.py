@@ -33,7 +33,10 @@ def write_picture(cells: Sequence[Cell], path: Path) -> None:
     axes = figure.subplots(max(1, len(indexes)), squeeze=False)[:, 0]
     for index, panel in zip(indexes, axes, strict=False):
         _draw(panel, [cell for cell in cells if cell.prefix_index == index])
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
 
 
 def _draw(panel: Any, cells: Sequence[Cell]) -> None:

@@ -88,7 +88,7 @@ def sizes(text: str, num_unique: int) -> tuple[int, ...]:
         try:
             percent = word.endswith("%")
             count = int(float(word[:-1]) * num_unique / 100 + 1e-9) if percent else int(word)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise ConfigError(f"num-blocks {word!r}: write 2% or 50000") from error
         if not 1 <= count < 1 << 30:
             raise ConfigError(f"num-blocks {word!r} means {count} blocks: that is no cache")
@@ -135,7 +135,12 @@ def replay_cell(
     trace: Trace, prefix_index: str, eviction: str, num_blocks: int, bounds: Bounds | None = None
 ) -> Cell:
     begin = time.thread_time()
-    hits = hit_tokens(trace, prefix_index, eviction, num_blocks)
+    try:
+        hits = hit_tokens(trace, prefix_index, eviction, num_blocks)
+    except MemoryError as error:
+        raise ConfigError(
+            f"num-blocks {num_blocks}: their index does not fit this machine's memory"
+        ) from error
     cpu_s = time.thread_time() - begin
     counted = slice(num_warmup(trace), None)
     served = numpy.maximum(hits[counted], 0)
@@ -188,6 +193,11 @@ def sweep(
 ) -> list[Cell]:
     """All cells, on both cores: the replay itself holds no interpreter lock."""
     blocks = block_view(trace)
+    if not len(blocks.token_ids):
+        raise ConfigError(
+            f"{trace.name}: no prompt fills a block of {trace.block_tokens} tokens: give a smaller"
+            " --block-size"
+        )
     counts = sizes(num_blocks, int(blocks.token_ids.max()) + 1)
     with ThreadPoolExecutor(NUM_WORKERS) as pool:
         pending = [pool.submit(find_bounds, blocks, (size,)) for size in counts if with_bound]

@@ -11,6 +11,7 @@ from rich.table import Table
 from pagemill.bench.allocator import AllocatorRow
 from pagemill.bench.replay import Cell
 from pagemill.bench.traces import Trace
+from pagemill.core.errors import ConfigError
 
 RULES = (
     "The first 10 % of requests warm the cache up and are not counted. Requests run one after"
@@ -76,7 +77,10 @@ def print_allocators(rows: Sequence[AllocatorRow], console: Console) -> None:
 
 def write_json(rows: Sequence[Cell | AllocatorRow], path: Path, **more: Any) -> None:
     content = {"rows": [row.row() for row in rows], **more}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
 
 
 def describe(trace: Trace) -> dict[str, Any]:
@@ -84,6 +88,7 @@ def describe(trace: Trace) -> dict[str, Any]:
     return {
         "trace": trace.name,
         "num_requests": trace.num_requests,
+        "num_empty": trace.num_empty,
         "prompt_tokens": int(trace.prompt_tokens.sum()),
         "block_size": trace.block_tokens,
         "is_exact": trace.is_exact,

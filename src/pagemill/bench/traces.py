@@ -8,8 +8,9 @@ equal content up to there, and the last block of a prompt may be partly filled. 
 import gzip
 import json
 import lzma
+import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,9 +22,11 @@ from numpy.typing import NDArray
 from pagemill._native import chain_hash
 from pagemill.bench.trace_formats import azure, claude_code, mooncake, qwen, text_log
 from pagemill.bench.trace_formats.request import ReadOptions, TraceRequest
+from pagemill.bench.trace_formats.rows import WRONG, CountedLines, checked, in_words
 from pagemill.core.errors import ConfigError
 
-Reader = Callable[[IO[str], ReadOptions], Iterator[TraceRequest]]
+MOST_BLOCK_TOKENS = 1 << 20
+Reader = Callable[[Iterable[str], ReadOptions], Iterator[TraceRequest]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class Trace:
     prompt_tokens: NDArray[numpy.int64]
     output_tokens: NDArray[numpy.int64]
     has_tool_calls: NDArray[numpy.uint8]
+    num_empty: int = 0
+    """Requests of no tokens that the file had besides: they are left out."""
 
     @property
     def num_requests(self) -> int:
@@ -104,28 +109,55 @@ def _numbered(ids: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
     return (numpy.cumsum(is_used) - 1)[ids]
 
 
+def check_block_size(block_size: int | None) -> None:
+    """ConfigError where no cache has such blocks; None is the trace's own size."""
+    if block_size is not None and not 1 <= block_size <= MOST_BLOCK_TOKENS:
+        raise ConfigError(f"--block-size {block_size}: give 1 to {MOST_BLOCK_TOKENS} tokens")
+
+
 def load_trace(
     path: Path,
     *,
     block_size: int | None = None,
     options: ReadOptions | None = None,
 ) -> Trace:
-    """Reads any of FORMATS, plain or .gz or .xz. ConfigError names what does not fit."""
+    """Reads any of FORMATS, plain or .gz or .xz. ConfigError names what does not fit, with its
+    line. Requests of no tokens are left out and counted."""
+    check_block_size(block_size)
     try:
         with _open(path) as file:
             found = _format_of(path, file)
-            rows = list(found.read(file, options or ReadOptions()))
-    except (OSError, EOFError, lzma.LZMAError, UnicodeError, KeyError, ValueError) as error:
-        raise ConfigError(f"the trace {path} cannot be read: {error!r}") from error
-    name = path.name.split(".")[0]
+            every = list(_read(path, found, file, options or ReadOptions()))
+    except (OSError, EOFError, lzma.LZMAError, UnicodeError) as error:
+        raise ConfigError(f"the trace {path} cannot be read: {error}") from error
+    rows = [row for row in every if row.prompt_tokens or not found.block_tokens]
+    name, num_empty = path.name.split(".")[0], len(every) - len(rows)
+    if not rows:
+        raise ConfigError(f"{path}: no request of a token in it")
     if found.block_tokens == 1:
-        return make_trace(name, block_size or 16, True, rows)
-    trace = make_trace(name, found.block_tokens, False, rows)
-    if block_size is None or block_size == trace.block_tokens:
+        trace = make_trace(name, block_size or 16, True, rows)
+        return replace(trace, num_empty=num_empty)
+    trace = replace(make_trace(name, found.block_tokens, False, rows), num_empty=num_empty)
+    if block_size is None or block_size == trace.block_tokens or not found.block_tokens:
         return trace
     return (
         refine(trace, block_size) if block_size < trace.block_tokens else coarsen(trace, block_size)
     )
+
+
+def _read(
+    path: Path, found: TraceFormat, file: IO[str], options: ReadOptions
+) -> Iterator[TraceRequest]:
+    lines = CountedLines(file)
+    try:
+        for row in found.read(lines, options):
+            yield checked(row, are_tokens=found.block_tokens == 1)
+    except WRONG as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise
+        raise ConfigError(
+            f"{path}:{lines.number}: the request cannot be read: {in_words(error)}"
+        ) from error
 
 
 def _open(path: Path) -> IO[str]:
@@ -141,7 +173,7 @@ def _format_of(path: Path, file: IO[str]) -> TraceFormat:
     file.seek(0)
     try:
         row = json.loads(first)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         row = dict.fromkeys(first.strip().split(","))
     for found in FORMATS.values():
         if isinstance(row, dict) and found.is_it(row):
@@ -152,7 +184,10 @@ def _format_of(path: Path, file: IO[str]) -> TraceFormat:
 
 
 def spread(hours: float, seed: int) -> Callable[[int], float]:
-    """Sessions start uniformly in the first ``hours``, in seconds."""
+    """Sessions start uniformly in the first ``hours``, in seconds. ConfigError for hours that are
+    none."""
+    if not math.isfinite(hours) or hours < 0:
+        raise ConfigError(f"--spread-hours {hours}: give 0 or more")
     stream = random.Random(seed)
     known: dict[int, float] = {}
     return lambda session: known.setdefault(session, stream.uniform(0, hours * 3600))

@@ -12,7 +12,7 @@ from pagemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pagemill.bench.explain import Report
-    from pagemill.bench.explain_read import LoggedRequest
+    from pagemill.bench.explain_read import Broken, LoggedRequest
 
 LIMIT_CROSSED = 3
 
@@ -51,6 +51,9 @@ def add_parser(commands: Any) -> None:
         "--min-lost", type=int, default=64, metavar="N", help="smallest loss in a request (64)"
     )
     parser.add_argument("--top", type=int, default=20, metavar="N", help="groups to print (20)")
+    parser.add_argument(
+        "--strict", action="store_true", help="stop at the first record that cannot be read"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole report")
     parser.add_argument(
         "--fail-under",
@@ -75,9 +78,9 @@ def _rate(text: str) -> float:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    from rich.console import Console
-
+    from pagemill.bench.console import report_console
     from pagemill.bench.explain import ExplainConfig, explain
+    from pagemill.bench.explain_read import Broken
     from pagemill.bench.explain_report import as_json, print_report
     from pagemill.bench.explain_tokens import load_prompts
 
@@ -86,8 +89,9 @@ def run(parsed: argparse.Namespace) -> int:
             raise ConfigError(f"there is no log {path}")
     config = ExplainConfig(parsed.by, parsed.isolate, parsed.cache_tokens, max(1, parsed.min_lost))
     prompts = load_prompts(parsed.model, parsed.chat_template)
-    report = explain(_with_progress(parsed.logs), prompts, config)
-    print_report(report, Console(), max(1, parsed.top))
+    broken = Broken(parsed.strict)
+    report = explain(_with_progress(parsed.logs, broken), prompts, config, broken)
+    print_report(report, report_console(), max(1, parsed.top))
     if parsed.json is not None:
         try:
             parsed.json.write_text(json.dumps(as_json(report), indent=1) + "\n", encoding="utf-8")
@@ -107,7 +111,7 @@ def _code(parsed: argparse.Namespace, report: "Report") -> int:
     return code
 
 
-def _with_progress(logs: list[Path]) -> "Iterator[LoggedRequest]":
+def _with_progress(logs: list[Path], broken: "Broken") -> "Iterator[LoggedRequest]":
     from rich.console import Console
     from rich.progress import Progress
 
@@ -117,7 +121,7 @@ def _with_progress(logs: list[Path]) -> "Iterator[LoggedRequest]":
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         for path in logs:
             task = bar.add_task(path.name, total=path.stat().st_size)
-            yield from read_log(path, partial(_show, bar, task))
+            yield from read_log(path, partial(_show, bar, task), broken)
 
 
 def _show(bar: Any, task: Any, num_bytes: int) -> None:

@@ -11,7 +11,7 @@ from pagemill.bench.picture import check_picture, write_picture
 from pagemill.bench.replay import DEFAULT_SIZES, INDEXES, Cell, choose, evictions, sweep
 from pagemill.bench.replay_report import describe, print_allocators, print_cells, write_json
 from pagemill.bench.trace_formats.request import ReadOptions
-from pagemill.bench.traces import Trace, load_trace, spread
+from pagemill.bench.traces import Trace, check_block_size, load_trace, spread
 from pagemill.bench.waste import waste_by_size
 from pagemill.core.errors import ConfigError
 
@@ -63,14 +63,18 @@ def add_parser(commands: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    from rich.console import Console
+    from pagemill.bench.console import report_console
 
-    console = Console()
+    console = report_console()
     if parsed.picture:
         check_picture(parsed.picture)
     options = ReadOptions(start_s=spread(parsed.spread_hours, parsed.seed))
     if parsed.tokenizer:
         options = replace(options, tokenize=_tokenizer(parsed.tokenizer))
+    check_block_size(parsed.block_size)
+    for path in (parsed.json, parsed.picture):
+        if path and not path.parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
     if parsed.allocator:
         trace = load_trace(parsed.trace, options=options)
         names = choose(parsed.allocator.replace("|", ","), ALLOCATORS, "allocator")
@@ -80,11 +84,13 @@ def run(parsed: argparse.Namespace) -> int:
             write_json(rows, parsed.json, trace=trace.name)
         return 0
     trace = load_trace(parsed.trace, block_size=parsed.block_size, options=options)
-    if not len(trace.token_ids):
+    if trace.block_tokens == 0:
         raise ConfigError(f"{parsed.trace} has lengths only: use --allocator contiguous,paged")
     cells = _sweep(parsed, trace)
     waste = waste_by_size(trace) if trace.is_exact or parsed.block_size is None else {}
     print_cells(cells, waste, console)
+    if trace.num_empty:
+        console.print(f"Left out: {trace.num_empty} request(s) of no tokens.")
     if parsed.json:
         write_json(cells, parsed.json, **describe(trace), waste_tokens_per_request=waste)
     if parsed.picture:

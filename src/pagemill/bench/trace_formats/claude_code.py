@@ -6,14 +6,14 @@ taken as shared between sessions of equal (model, tool tokens, system tokens): a
 file cannot say.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
 from pagemill.bench.trace_formats.request import ReadOptions, TraceRequest
+from pagemill.bench.trace_formats.rows import json_row
 
 BLOCK_TOKENS = 64
 
@@ -44,10 +44,10 @@ def is_it(row: Mapping[str, Any]) -> bool:
     return {"id", "block", "tool", "sys", "requests"} <= row.keys()
 
 
-def read(file: IO[str], options: ReadOptions) -> Iterator[TraceRequest]:
+def read(file: Iterable[str], options: ReadOptions) -> Iterator[TraceRequest]:
     numbers = _Numbers()
     for number, line in enumerate(file):
-        session = json.loads(line)
+        session = json_row(line)
         first = numbers.take(_largest(session) + 1)
         yield from _requests(session, first, options.start_s(number), numbers)
 
