@@ -54,10 +54,6 @@ NodeId RadixIndex::root_node(const Hash &root) {
     return id;
 }
 
-NodeId RadixIndex::find_child(NodeId parent, uint32_t token) const {
-    return children_.find(parent, token);
-}
-
 void RadixIndex::attach(NodeId parent_id, NodeId child_id) {
     Node &parent = nodes_[parent_id], &child = nodes_[child_id];
     child.parent = parent_id;
@@ -107,7 +103,7 @@ RadixIndex::Spot RadixIndex::walk(Spot spot, const Tokens &tokens) const {
     for (;;) {
         spot.depth = common(spot.node, spot.depth, tokens);
         if (spot.depth < node(spot.node).end || spot.depth == tokens.end) return spot;
-        NodeId child = find_child(spot.node, tokens[spot.depth]);
+        NodeId child = children_.find(spot.node, tokens[spot.depth]);
         if (child == kNoNode) return spot;
         spot.node = child;
     }
@@ -330,7 +326,7 @@ std::optional<std::string> RadixIndex::check_node(NodeId id) const {
     uint32_t num_children = 0;
     for (NodeId child = run.first_child; child != kNoNode; child = node(child).next, ++num_children)
         if (node(child).parent != id || node(child).start != run.end ||
-            find_child(id, node(child).first_token) != child)
+            children_.find(id, node(child).first_token) != child)
             return "a child does not go on where it ends";
     if (num_children != run.num_children) return "its children are miscounted";
     for (BlockId block : run.blocks)

@@ -102,7 +102,6 @@ private:
     const Node &node(NodeId id) const { return nodes_[id]; }
     uint32_t first_block(const Node &node) const { return node.start / block_size_; }
     bool is_root(NodeId id) const { return nodes_[id].parent == kNoNode; }
-    NodeId find_child(NodeId parent, uint32_t token) const;
 
     NodeId new_node();
     void free_node(NodeId id);
