@@ -35,8 +35,8 @@ def sequence_plan(request: Request, count: int) -> SequencePlan:
 
 
 def num_kept_tokens(request: Request, cache: CacheManager) -> int:
-    """Computed tokens whose KV stays in the blocks when the table is released: all, or those of
-    whole groups where the KV format codes these."""
+    """Computed tokens whose KV lies in the blocks: all, or those of whole groups where the KV
+    format codes these (the rest is in the tail slot, which goes when the table is released)."""
     computed = request.num_computed_tokens
     whole = computed // TOKEN_GROUP * TOKEN_GROUP
     return whole if cache.config.codes_whole_groups else computed

@@ -369,7 +369,8 @@ class Scheduler:
         block_size = self.cache.config.block_size
         is_full = part.start // block_size != request.num_computed_tokens // block_size
         if is_full or self._has_window:
-            self.cache.commit(request.table_id, request.token_ids, request.num_computed_tokens)
+            kept = num_kept_tokens(request, self.cache)
+            self.cache.commit(request.table_id, request.token_ids, kept)
 
     def _why_finished(self, request: Request, outcome: SequenceResult) -> FinishReason | None:
         if outcome.token_id is None:
