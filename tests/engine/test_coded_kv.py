@@ -24,6 +24,7 @@ FORMATS = ("i8", "f8", "k8v4", "i4c")
 CASES = ("llama", "qwen2", "gemma3", "mistral-window")
 PROMPT = random_prompt(150)
 NEAR = 0.2  # between runs of one format
+FOUND = 0.01  # where the same bytes are found and the last token alone is computed again
 FROM_FLOAT32 = {"i8": 0.4, "f8": 2.0, "k8v4": 1.6, "i4c": 3.0}
 
 
@@ -61,7 +62,7 @@ def test_found_or_computed(make: Callable[..., TinyEngine]) -> None:
     first = engine.ask(PROMPT)
     again = engine.ask(PROMPT)
     assert again.num_cached_tokens == hits(engine, 149)
-    assert again.distance(first) < NEAR
+    assert again.distance(first) < FOUND
     turn = [*PROMPT, *first.token_ids[:10], *random_prompt(30)]
     run = engine.ask(turn)
     assert run.num_cached_tokens == hits(engine, 160)
@@ -111,7 +112,7 @@ def test_a_swapped_block_is_noticed(make: Callable[..., TinyEngine]) -> None:
         swap_cached_blocks(cache, GroupId(group), mine[8], theirs[8])
     again = engine.ask(PROMPT)
     assert again.num_cached_tokens == hits(engine, 149)
-    assert again.distance(first) > NEAR
+    assert again.distance(first) > FOUND
 
 
 def test_layers_can_be_skipped(make: Callable[..., TinyEngine]) -> None:
@@ -120,7 +121,7 @@ def test_layers_can_be_skipped(make: Callable[..., TinyEngine]) -> None:
     assert f"2 of {num_layers} layers bf16" in kv_format
     first, again = engine.ask(PROMPT), engine.ask(PROMPT)
     assert again.num_cached_tokens == hits(engine, 149)
-    assert again.distance(first) < NEAR
+    assert again.distance(first) < FOUND
 
 
 @pytest.mark.parametrize("name", ["99", "1-0", "first", "-9", "", "0-99"])
