@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pagemill.bench.quality.bars import BARS
 from pagemill.bench.quality.measure import (
     DEFAULT_LENGTHS,
+    FORMATS,
     MODES,
     QUICK_CONTEXTS,
     QUICK_LENGTHS,
@@ -17,10 +17,9 @@ from pagemill.bench.quality.measure import (
     measure,
 )
 from pagemill.bench.quality.tasks import KINDS
-from pagemill.core.config import KV_FORMATS
 from pagemill.core.errors import ConfigError
 
-DEFAULT_FORMATS = tuple(f for f in KV_FORMATS if f in BARS and f != REFERENCE)
+DEFAULT_FORMATS = tuple(name for name in FORMATS if name != REFERENCE)
 
 
 def add_parser(commands: Any) -> None:

@@ -9,6 +9,7 @@ block that is partly filled, and run as separate sequences of one ragged step.
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -64,6 +65,15 @@ def open_decoder(
             " for shorter ones with --lengths"
         )
     return model, Decoder(model.config, model.weights, max(held))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``hidden`` float32 [answer, N]: the states that predict each token of an answer.
+    ``context_bytes``: what the question read of its context."""
+
+    hidden: Tensor
+    context_bytes: int
 
 
 class CacheRun:
@@ -147,6 +157,16 @@ class CacheRun:
             out = self._step(self._forks[first:last], starts, packed)
             hidden += torch.split(out, list(map(len, packed)))
         return hidden
+
+    def answers(self, asked: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Answer]:
+        """``ask`` for (prompt, answer) pairs; each prompt has a token at least."""
+        hidden = self.ask([[*prompt, *answer] for prompt, answer in asked])
+        found = []
+        for (prompt, answer), states in zip(asked, hidden, strict=True):
+            first = len(prompt) - 1
+            rows = states[first : first + len(answer)].clone()
+            found.append(Answer(rows, self.context_bytes()))
+        return found
 
     def context_bytes(self) -> int:
         """Bytes of the trunk that a fork reads: of each layer the tokens that its first query sees,

@@ -14,16 +14,16 @@ from pagemill.bench.quality.draft import Context, Question, make_context
 from pagemill.bench.quality.scores import QuestionScore
 from pagemill.bench.quality.tasks import KINDS
 from pagemill.bench.quality.texts import load_texts
+from pagemill.core.config import KV_FORMATS
 from pagemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from pagemill.models.decoder import Decoder
     from pagemill.models.loader import Model
-    from pagemill.runtime.cache_run import CacheRun
+    from pagemill.runtime.cache_run import Answer, CacheRun
 
 REFERENCE = "fp32"
+FORMATS = tuple(name for name in KV_FORMATS if name in BARS)
 MODES = ("cascade", "store")
 MIN_LENGTH = 512
 QUICK_LENGTHS = (1024,)
@@ -53,8 +53,8 @@ class QualityConfig:
         if not self.formats:
             raise ConfigError("name a KV format at least")
         for kv_format in self.formats:
-            if kv_format not in BARS:
-                raise ConfigError(f"KV format {kv_format!r}: choose from {', '.join(BARS)}")
+            if kv_format not in FORMATS:
+                raise ConfigError(f"KV format {kv_format!r}: choose from {', '.join(FORMATS)}")
         for kind in self.kinds:
             if kind not in KINDS:
                 raise ConfigError(f"contexts of {kind!r}: choose from {', '.join(KINDS)}")
@@ -119,14 +119,6 @@ def measure(config: QualityConfig, on_step: OnStep = lambda words, done, total: 
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """Hidden states before each answer token, and the bytes of the context that were read."""
-
-    hidden: "Tensor"
-    context_bytes: int
-
-
 class _Run:
     """What all contexts share: the model, the settings, the count of steps."""
 
@@ -181,7 +173,7 @@ class _Run:
         return run
 
     def _score(
-        self, context: Context, kv_format: str, exact: Sequence[_Answer], got: Sequence[_Answer]
+        self, context: Context, kv_format: str, exact: Sequence["Answer"], got: Sequence["Answer"]
     ) -> list[QuestionScore]:
         """One score an answer; ``got`` may end before the last turns."""
         from pagemill.runtime.compare import compare
@@ -228,15 +220,11 @@ def _in_order(context: Context) -> list[tuple[int, Question]]:
     return found
 
 
-def _answer(run: "CacheRun", turns: Sequence[Sequence[Question]]) -> list[_Answer]:
+def _answer(run: "CacheRun", turns: Sequence[Sequence[Question]]) -> list["Answer"]:
     """Ask turn after turn; each next one finds the first question of the last, and its answer."""
     found = []
     for number, turn in enumerate(turns):
         if number:
             run.adopt(0)
-        hidden = run.ask([question.token_ids for question in turn])
-        for question, states in zip(turn, hidden, strict=True):
-            first = len(question.prompt_ids) - 1
-            rows = states[first : first + len(question.answer_ids)].clone()
-            found.append(_Answer(rows, run.context_bytes()))
+        found += run.answers([(question.prompt_ids, question.answer_ids) for question in turn])
     return found

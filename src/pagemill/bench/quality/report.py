@@ -17,8 +17,9 @@ from pagemill.core.units import format_bytes
 
 RULES = (
     "KL: mean nats between the next-token distributions of fp32 KV and of the format, over answer"
-    " tokens, the right answer given. <: upper ends of 95 % intervals, which the bars bound. flips: answer tokens with another best one. kept: of the answers that fp32 KV gets"
-    " right. Flips and kept count questions whose every token is clear (margin > 0.2)."
+    " tokens, the right answer given. <: upper ends of 95 % intervals, which the bars bound."
+    " flips: answer tokens with another best one. kept: of the answers that fp32 KV gets right."
+    " Flips and kept count questions whose every token is clear (margin > 0.2)."
     " text: continuation of unseen text."
 )
 COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow"}
@@ -110,6 +111,8 @@ def _kept(row: Row) -> str:
 def _short(value: float) -> str:
     if math.isnan(value):
         return "-"
+    if value == 0:
+        return "0"
     return f"{value:.5f}" if value < 0.01 else f"{value:.3g}"
 
 
