@@ -18,14 +18,15 @@ def write_picture(rows: Sequence[DepthRow], model: str, path: Path) -> None:
     from matplotlib.figure import Figure
 
     lengths = sorted({row.length for row in rows})
-    figure = Figure(figsize=(2 + 3.4 * len(lengths), 6.4), layout="constrained")
-    figure.suptitle(f"{model}: answers by the depth at which they stand")
+    figure = Figure(figsize=(max(7.5, 2 + 3.4 * len(lengths)), 6.4), layout="constrained")
+    figure.suptitle(f"{model}: answers by the depth at which they stand", fontsize="medium")
     panels = figure.subplots(2, len(lengths), squeeze=False, sharex=True, sharey="row")
     for column, length in enumerate(lengths):
         own = [row for row in rows if row.length == length]
         _draw(panels[0, column], panels[1, column], own)
         panels[0, column].set_title(f"{length:,} tokens")
     panels[0, 0].set_ylabel("answer tokens right, %")
+    panels[0, 0].set_ylim(top=101)
     panels[1, 0].set_ylabel("mean KL, nats")
     panels[0, -1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     try:
