@@ -8,9 +8,11 @@ import torch
 
 from model.checkpoints import random_model, random_prompt, reference_logits, save_folder
 from pagemill.core.errors import ConfigError
+from pagemill.engine.kv_choice import key_centers
+from pagemill.kernels.layout import KV_FORMATS
 from pagemill.models.decoder import Decoder
 from pagemill.models.loader import Model, load_model
-from pagemill.runtime.cache_run import CacheRun, open_decoder
+from pagemill.runtime.cache_run import CacheRun, KvChoice, open_decoder
 from pagemill.runtime.compare import compare
 
 CASES = ("smollm", "qwen2", "gemma3")
@@ -35,7 +37,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
 
 
 def new_run(decoder: Decoder, kv_format: str = "fp32", chunk_tokens: int = 40) -> CacheRun:
-    run = CacheRun(decoder, kv_format, 400, 8)
+    run = CacheRun(decoder, KvChoice(kv_format), 400, 8)
     run.prefill(CONTEXT, chunk_tokens)
     return run
 
@@ -91,7 +93,7 @@ def test_questions_leave_the_trunk_as_it_was_and_give_their_blocks_back(
     run._release_forks()
     grown = -(-run.num_tokens // 16) - -(-len(CONTEXT) // 16)
     assert len(run._empty) == free - grown
-    assert not set(run._empty) & set(run._table)
+    assert not set(run._empty) & set(run._trunk.table)
 
 
 def test_the_same_run_twice_is_equal_to_the_bit(loaded: Callable[[str], Loaded]) -> None:
@@ -105,7 +107,7 @@ def test_the_same_run_twice_is_equal_to_the_bit(loaded: Callable[[str], Loaded])
 def test_recoded_kv_is_the_sources(loaded: Callable[[str], Loaded]) -> None:
     _, _, decoder = loaded("gemma3")
     source = new_run(decoder)
-    same, coded = CacheRun(decoder, "fp32", 400, 8), CacheRun(decoder, "bf16", 400, 8)
+    same, coded = (CacheRun(decoder, KvChoice(name), 400, 8) for name in ("fp32", "bf16"))
     same.recode(source, 101)
     coded.recode(source, 77)
     for layer in range(decoder.config.num_layers):
@@ -116,21 +118,64 @@ def test_recoded_kv_is_the_sources(loaded: Callable[[str], Loaded]) -> None:
             assert torch.equal(exact[:77].bfloat16().float(), rounded)
 
 
-def test_damage_is_seen_in_every_answer(loaded: Callable[[str], Loaded]) -> None:
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+@pytest.mark.parametrize("case", CASES)
+def test_forks_of_a_format_equal_a_cold_pass_in_it(
+    loaded: Callable[[str], Loaded], case: str, kv_format: str
+) -> None:
+    """Tail slots are copied with the fork, adopted with the turn, and coded when they are full."""
+    _, _, decoder = loaded(case)
+    run, exact = new_run(decoder, kv_format), new_run(decoder)
+    expected = exact.ask(QUESTIONS[1:])
+    for question, hidden, other in zip(
+        QUESTIONS[1:], run.ask(QUESTIONS[1:]), expected, strict=True
+    ):
+        cold = CacheRun(decoder, KvChoice(kv_format), 400, 8)
+        cold.prefill([*CONTEXT, *question[:-1]], 40)
+        (last,) = cold.ask([question[-1:]])
+        same = compare(decoder, hidden[-1:], last, [5]).kl.max()
+        away = compare(decoder, other, hidden, [5] * len(hidden)).kl.mean()
+        assert same < 1e-6 + 0.3 * away, (same, away)
+    run.adopt(0)
+    (second,) = run.ask(QUESTIONS[:1])
+    cold = CacheRun(decoder, KvChoice(kv_format), 400, 8)
+    cold.prefill([*CONTEXT, *QUESTIONS[1]], 40)
+    (again,) = cold.ask(QUESTIONS[:1])
+    assert compare(decoder, second, again, [5] * len(again)).kl.mean() < 1e-6 + 0.3 * away
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS[1:])
+def test_recoding_keeps_to_the_source(loaded: Callable[[str], Loaded], kv_format: str) -> None:
+    """Store mode: the exact KV through every format, centers included, gives nearly its answers."""
+    _, model, decoder = loaded("qwen2")
+    source, centers = new_run(decoder), key_centers(model.config, model.weights)
+    run = CacheRun(decoder, KvChoice(kv_format, centers), 400, 8)
+    run.recode(source, len(CONTEXT))
+    for exact, coded in zip(source.ask(QUESTIONS), run.ask(QUESTIONS), strict=True):
+        kl = compare(decoder, exact, coded, [5] * len(exact)).kl.mean()
+        assert 0 < kl < (1e-3 if kv_format in ("bf16", "i8") else 0.1)
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_damage_is_seen_in_every_answer(loaded: Callable[[str], Loaded], kv_format: str) -> None:
     _, _, decoder = loaded("smollm")
-    run, damaged = new_run(decoder, "bf16"), new_run(decoder, "bf16")
+    run, damaged = new_run(decoder, kv_format), new_run(decoder, kv_format)
     damaged.poison()
     for sound, broken in zip(run.ask(QUESTIONS), damaged.ask(QUESTIONS), strict=True):
         assert compare(decoder, sound, broken, [5] * len(sound)).kl.mean() > 0.03
 
 
-@pytest.mark.parametrize("kv_format", ["fp32", "bf16"])
+@pytest.mark.parametrize("kv_format", ["fp32", "bf16", "i8", "i4c"])
 def test_bytes_of_the_context(loaded: Callable[[str], Loaded], kv_format: str) -> None:
     _, model, decoder = loaded("gemma3")
-    config, number = model.config, {"fp32": 4, "bf16": 2}[kv_format]
+    config = model.config
     run = new_run(decoder, kv_format)
     seen = sum(101 if w is None else min(101, w - 1) for w in config.windows)
-    assert run.context_bytes() == seen * 2 * config.num_kv_heads * config.head_dim * number
+    raw = 5 * len(config.windows) if kv_format == "i4c" else 0  # 101 = 6 groups of 16 and 5
+    width = 2 * config.num_kv_heads * config.head_dim
+    each = {"fp32": 4 * width, "bf16": 2 * width, "i8": width + 4, "i4c": 192 // 16 + width // 2}
+    assert config.num_kv_heads == 1 and config.head_dim == 32
+    assert run.context_bytes() == (seen - raw) * each[kv_format] + raw * each["bf16"]
 
 
 def test_scores_against_a_plain_formula(loaded: Callable[[str], Loaded]) -> None:

@@ -125,7 +125,10 @@ class _Run:
     def __init__(
         self, config: QualityConfig, model: "Model", decoder: "Decoder", on_step: OnStep
     ) -> None:
+        from pagemill.engine.kv_choice import key_centers
+
         self._config, self._model, self._decoder = config, model, decoder
+        self._centers = key_centers(model.config, model.weights)
         self._on_step = on_step
         self._num_done = 0
         self.num_steps = 0
@@ -160,11 +163,14 @@ class _Run:
         self, kv_format: str, mode: str, context: Context, reference: "CacheRun | None"
     ) -> "CacheRun":
         """A cache that holds the context."""
-        from pagemill.runtime.cache_run import CacheRun
+        from pagemill.runtime.cache_run import CacheRun, KvChoice
 
+        size = self._config.block_size
+        centers = None if kv_format == REFERENCE else self._centers
         num_forks = sum(map(len, context.turns))
         tokens = len(context.token_ids) + sum(len(q.token_ids) for t in context.turns for q in t)
-        run = CacheRun(self._decoder, kv_format, tokens, num_forks, self._config.block_size)
+        choice = KvChoice(kv_format, centers, size)
+        run = CacheRun(self._decoder, choice, tokens, num_forks)
         if mode == "cascade":
             run.prefill(context.token_ids, self._config.chunk_tokens)
         else:
@@ -203,7 +209,9 @@ class _Run:
         config, size = self._model.config, self._config.block_size
         layout = KvLayout(kv_format, size, config.num_kv_heads, config.head_dim)
         seen = [num_tokens if w is None else min(num_tokens, w - 1) for w in config.windows]
-        return sum(seen) * layout.tile_bytes // size
+        raw = num_tokens % 16 if layout.tail_bytes else 0
+        coded = sum(seen) - raw * len(seen)
+        return coded * layout.tile_bytes // size + raw * len(seen) * layout.tail_bytes // 16
 
     def _tell(self, kv_format: str, context: Context, mode: str) -> None:
         words = f"{kv_format} {mode}: {context.kind}, {context.length} tokens"
