@@ -13,9 +13,15 @@ namespace {
 
 constexpr float kSlack = 6.0f;
 
+bool has_bf16_tiles(const Tile &tile) { return !tile.is_coded && uses_tiles(tile.call); }
+
 void score_step(const Tile &tile, const Step &step) {
     if (tile.is_coded) score_coded(tile, step);
-    score_lines(tile, step, tile.is_coded ? step.num_coded : 0, step.num_groups);
+    if (has_bf16_tiles(tile)) {
+        score_bf16_tiles(tile, step);
+    } else {
+        score_lines(tile, step, tile.is_coded ? step.num_coded : 0, step.num_groups);
+    }
     if (!tile.shifts) return;
     for (int64_t r = 0; r < tile.num_rows; ++r) {
         float *scores = tile.scores + r * kStepTokens;
@@ -26,6 +32,7 @@ void score_step(const Tile &tile, const Step &step) {
 }
 
 void value_step(const Tile &tile, const Step &step) {
+    if (has_bf16_tiles(tile)) return value_bf16_tiles(tile, step);
     if (tile.is_coded && step.num_coded) value_coded(tile, step);
     const int first = tile.is_coded ? step.num_coded : 0;
     if (first < step.num_groups) value_lines(tile, step, first, step.num_groups);
@@ -92,8 +99,10 @@ void weigh_row(const Tile &tile, int num_groups, int64_t r) {
 
 void attend_step(const Tile &tile, int64_t first_group, int64_t end_group, int64_t last_group) {
     Step step = find_step(tile, first_group, end_group, last_group);
-    if (tile.widens || (tile.has_many_rows && !tile.is_coded)) fetch_ahead(tile, step);
-    if (tile.widens) widen_step(tile, step);
+    if (!has_bf16_tiles(tile)) {
+        if (tile.widens || (tile.has_many_rows && !tile.is_coded)) fetch_ahead(tile, step);
+        if (tile.widens) widen_step(tile, step);
+    }
     clear_behind_end(tile, step);
     score_step(tile, step);
     if (tile.call.softcap > 0) cap_scores(tile, step.num_groups);
@@ -174,6 +183,8 @@ void attend(const AttentionCall &call, const RowTile &rows, int64_t first, int64
             float *partials, float *scratch) {
     Tile tile = make_tile(call, rows, scratch);
     load_queries(tile);
+    const TileRegisters registers;
+    if (has_bf16_tiles(tile)) split_rows(tile.q, tile.dim, tile.num_rows, tile.dim, tile.q_tiles);
     if (partials) {
         for (int64_t segment = first; segment < end; ++segment) {
             float *memory = partials + (segment - first) * partial_floats(call, tile.num_rows);

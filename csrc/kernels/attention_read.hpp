@@ -1,7 +1,7 @@
 // How a step reads K and V, by format: scores from keys, sums from values.
 #pragma once
 
-#include "kernels/attention_tile.hpp"
+#include "kernels/attention_amx.hpp"
 
 namespace pagemill::PAGEMILL_ISA {
 
@@ -155,6 +155,7 @@ static inline void score_coded(const Tile &tile, const Step &step) {
     const int64_t dim = tile.dim, stride = dim / 4 * kQuadWords;
     const bool is_i4c = tile.call.kv.format == KvFormat::kI4c;
     fetch_meta(tile, step);
+    if (uses_tiles(tile.call)) return score_byte_tiles(tile, step);
     const int each = is_i4c || tile.has_many_rows ? 1 : step.num_coded;
     for (int b = 0; b < step.num_coded; b += each) {
         each_part(tile.num_rows, kCodedRows, [&](int64_t row, int64_t count) {
@@ -175,6 +176,7 @@ static inline void score_coded(const Tile &tile, const Step &step) {
 
 template <bool kNibbles>
 static void value_columns(const Tile &tile, const Step &step, int64_t first, int64_t end) {
+    if (uses_tiles(tile.call)) return value_byte_tiles<kNibbles>(tile, step, first, end);
     const int64_t columns_each = tile.has_many_rows ? 2 : end - first;
     for (int64_t column = first; column < end; column += columns_each) {
         const int64_t next = smaller(end, column + columns_each);

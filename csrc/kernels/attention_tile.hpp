@@ -16,19 +16,8 @@ static inline int64_t round_up(int64_t count, int64_t size) {
     return (count + size - 1) / size * size;
 }
 
-// The sums of a segment, or of all segments so far: of row r the reference m[r], the sum of weights
-// l[r] and the weighted sum of values acc[r][D].
-struct Partial {
-    float *m, *l, *acc;
-};
-
 static inline int64_t partial_size(int64_t num_rows, int64_t dim) {
-    return 2 * round_up(num_rows, 16) + num_rows * dim;
-}
-
-static inline Partial partial_in(float *memory, int64_t num_rows) {
-    const int64_t stride = round_up(num_rows, 16);
-    return {memory, memory + stride, memory + 2 * stride};
+    return 2 * partial_stride(num_rows) + num_rows * dim;
 }
 
 static inline void clear(const Partial &partial, int64_t num_rows, int64_t dim) {
@@ -42,6 +31,17 @@ static inline void clear(const Partial &partial, int64_t num_rows, int64_t dim) 
 // How a format is read: its lines as they are, widened to float32 first, or as bytes.
 static inline bool reads_bytes(KvFormat format) {
     return format == KvFormat::kI8 || format == KvFormat::kK8v4 || format == KvFormat::kI4c;
+}
+
+// Whether the products of a call run on matrix tiles (attention_amx.hpp).
+static inline bool uses_tiles(const AttentionCall &call) {
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+    if (call.kv.format == KvFormat::kBf16) return call.kv.head_dim % 32 == 0;
+    return rotates_k(call.kv.format) && call.kv.head_dim % 64 == 0;
+#else
+    (void)call;
+    return false;
+#endif
 }
 
 static inline bool must_widen(KvFormat format, bool has_many_rows) {
@@ -67,6 +67,7 @@ struct Tile {
     float *shifts;                  // [rows], q . center, added to scores; null: none
     uint8_t *keys, *values;         // a step of K and V as float32, or the last V without its rest
     Codes codes;
+    uint16_t *q_tiles, *weight_tiles;  // bf16, high and low parts, on processors with tiles
     Partial partial, total;
 };
 
@@ -97,33 +98,40 @@ struct Scratch {
 
 static inline Tile make_tile(const AttentionCall &call, const RowTile &rows, float *memory) {
     const int64_t each = heads_each(call), num_rows = rows.num_tokens * each;
-    const int64_t dim = call.kv.head_dim, end = rows.position + rows.num_tokens;
+    const int64_t dim = call.kv.head_dim;
+    const int64_t end = rows.position + (rows.token_rows ? 1 : rows.num_tokens);
     const int64_t begin = call.window ? larger(int64_t{0}, rows.position - call.window + 1) : 0;
-    const bool many = num_rows > kDirectRows, widens = must_widen(call.kv.format, many);
+    const bool many = num_rows > kDirectRows;
+    const bool widens = !uses_tiles(call) && must_widen(call.kv.format, many);
     const bool is_coded = reads_bytes(call.kv.format);
     Tile tile = {call,    rows,    each,    num_rows, dim,     begin,   end,
                  many,    widens,  is_coded, choose(call, widens, many),
-                 nullptr, nullptr, nullptr, nullptr,  nullptr, nullptr, {},  {}, {}};
+                 nullptr, nullptr, nullptr, nullptr,  nullptr, nullptr, {},
+                 nullptr, nullptr, {},      {}};
     Scratch scratch = {memory};
+    const int64_t whole_rows = round_up(num_rows, 16);
     tile.q = scratch.take(num_rows * dim);
-    tile.scores = scratch.take(num_rows * kStepTokens);
+    tile.scores = scratch.take(whole_rows * kStepTokens);
     tile.lane_sums = scratch.take(num_rows * 16);
     tile.shifts = scratch.take(num_rows);
     tile.keys = scratch.take<uint8_t>(kStepTokens * dim * 4);
     tile.values = scratch.take<uint8_t>(kStepTokens * dim * 4);
-    tile.codes.queries = scratch.take<int32_t>(num_rows * dim / 4 * kQuadWords);
-    tile.codes.weights = scratch.take<int32_t>(num_rows * kWeightWords);
+    tile.codes.queries = scratch.take<int32_t>(whole_rows * dim / 4 * kQuadWords);
+    tile.codes.weights = scratch.take<int32_t>(whole_rows * kWeightWords);
     tile.codes.rows = scratch.take<QueryRow>(num_rows);
     tile.codes.factors = scratch.take(num_rows);
     tile.codes.added = scratch.take(num_rows);
+    tile.q_tiles = scratch.take<uint16_t>(2 * whole_rows * dim);
+    tile.weight_tiles = scratch.take<uint16_t>(2 * whole_rows * kStepTokens);
     tile.partial = partial_in(scratch.take(partial_size(num_rows, dim)), num_rows);
     tile.total = partial_in(scratch.take(partial_size(num_rows, dim)), num_rows);
     return tile;
 }
 
 static inline int64_t scratch_floats(int64_t num_rows, int64_t dim) {
-    return num_rows * (dim * (1 + kQuadWords) + kStepTokens + 16 + 5 + kWeightWords) +
-           2 * kStepTokens * dim + 2 * partial_size(num_rows, dim) + 13 * 16;
+    const int64_t whole_rows = round_up(num_rows, 16);
+    return whole_rows * (dim * (2 + kQuadWords) + 2 * kStepTokens + 16 + 5 + kWeightWords) +
+           2 * kStepTokens * dim + 2 * partial_size(num_rows, dim) + 15 * 16;
 }
 
 static inline float dot(const float *a, const float *b, int64_t dim) {
@@ -144,8 +152,9 @@ static inline void load_queries(Tile &tile) {
     const bool shifts = call.kv.centers && (call.softcap > 0 || call.sinks);
     const float *center = shifts ? call.kv.centers + tile.rows.kv_head * dim : nullptr;
     for (int64_t t = 0; t < tile.rows.num_tokens; ++t) {
-        const float *from =
-            call.q + (tile.rows.first_token + t) * call.q_stride + tile.rows.kv_head * width;
+        const int64_t row =
+            tile.rows.token_rows ? tile.rows.token_rows[t] : tile.rows.first_token + t;
+        const float *from = call.q + row * call.q_stride + tile.rows.kv_head * width;
         float *to = tile.q + t * width;
         for (int64_t i = 0; i < width; ++i) to[i] = from[i] * factor;
     }

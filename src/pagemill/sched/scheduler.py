@@ -21,7 +21,7 @@ from pagemill.core.step import (
 from pagemill.core.types import SequenceId, StepId
 from pagemill.sched.admission import Admission
 from pagemill.sched.budget import TokenBudget
-from pagemill.sched.parts import fresh_scores, num_kept_tokens, sequence_plan
+from pagemill.sched.parts import fresh_scores, num_kept_tokens, sequence_plan, shared_runs
 from pagemill.sched.preemption import choose_victim
 from pagemill.sched.queue import WaitingQueue, order_named
 from pagemill.sched.values import SchedulerConfig, SchedulerStats, SequenceOutput
@@ -302,13 +302,15 @@ class Scheduler:
     # ------------------------------------------------------------ emit and apply
 
     def _emit(self, planned: list[_Planned]) -> StepPlan:
-        tables = [item.request.table_id for item in planned]
+        tables = [item.request.table_id for item in planned if item.request.table_id is not None]
+        sequences = tuple(sequence_plan(item.request, item.count) for item in planned)
         plan = StepPlan(
             step_id=StepId(self._next_step),
-            sequences=tuple(sequence_plan(item.request, item.count) for item in planned),
-            tables=self.cache.block_tables([t for t in tables if t is not None]),
+            sequences=sequences,
+            tables=self.cache.block_tables(tables),
             copies=tuple(copy for item in planned for copy in item.copies),
-            tail_slots=self.cache.tail_slots([t for t in tables if t is not None]),
+            tail_slots=self.cache.tail_slots(tables),
+            shared=shared_runs(sequences, self.cache),
         )
         self._next_step += 1
         self.stats.num_steps += 1
@@ -369,7 +371,8 @@ class Scheduler:
         block_size = self.cache.config.block_size
         is_full = part.start // block_size != request.num_computed_tokens // block_size
         if is_full or self._has_window:
-            self.cache.commit(request.table_id, request.token_ids, request.num_computed_tokens)
+            kept = num_kept_tokens(request, self.cache)
+            self.cache.commit(request.table_id, request.token_ids, kept)
 
     def _why_finished(self, request: Request, outcome: SequenceResult) -> FinishReason | None:
         if outcome.token_id is None:
