@@ -59,13 +59,18 @@ class KVStorage:
         }
         self._tiles: dict[int, Tensor] = {}
         self._tails: dict[int, Tensor] = {}
-        self.native = tuple(map(self._make_arena, self.groups, self.num_blocks))
+        self.native: list[_native.KvArena] = []
+        for group, count in zip(self.groups, self.num_blocks, strict=True):
+            self._make_arena(group, count)
         for layer in layers if centers is not None else ():
-            group, index = self._place[layer]
             assert centers is not None
-            self.native[group].set_center(index, centers[layer].float().contiguous().flatten())
+            self._set_center(layer, centers[layer].float().contiguous())
 
-    def _make_arena(self, group: LayerGroup, num_blocks: int) -> _native.KvArena:
+    def _set_center(self, layer: int, center: Tensor) -> None:
+        group, index = self._place[layer]
+        self.native[group].set_center(index, center.flatten())
+
+    def _make_arena(self, group: LayerGroup, num_blocks: int) -> None:
         sizes = [self.layouts[layer].tile_bytes * num_blocks for layer in group.layers]
         memory = self._allocate(group, sum(sizes), num_blocks)
         for layer, part in zip(group.layers, torch.split(memory, sizes), strict=True):
@@ -85,16 +90,13 @@ class KVStorage:
             if size := self.layouts[layer].tail_bytes * self.num_tails:
                 tails = self._tails[layer] = _zero_pages(size)
                 native.set_tails(index, tails.data_ptr(), size, self.num_tails)
-        return native
+        self.native.append(native)
 
     def _allocate(self, group: LayerGroup, num_bytes: int, num_blocks: int) -> Tensor:
         try:
             return _zero_pages(num_bytes)
         except (OSError, OverflowError, ValueError, MemoryError, RuntimeError) as error:
-            raise ConfigError(
-                f"cannot get {format_bytes(num_bytes)} of KV memory for the {num_blocks} blocks of"
-                f" layer group {group.name} ({error}); lower --kv-memory or --num-blocks"
-            ) from error
+            raise cannot_get(num_bytes, num_blocks, group, error) from error
 
     @property
     def has_tails(self) -> bool:
@@ -170,6 +172,16 @@ class KVStorage:
     def _check(self, group: int, block_id: int) -> None:
         if not 0 <= block_id < self.num_blocks[group]:
             raise ValueError(f"block {block_id} lies outside of the pool of group {group}")
+
+
+def cannot_get(
+    num_bytes: int, num_blocks: int, group: LayerGroup, error: Exception
+) -> ConfigError:
+    """What to say where the KV memory of a layer group cannot be had."""
+    return ConfigError(
+        f"cannot get {format_bytes(num_bytes)} of KV memory for the {num_blocks} blocks of"
+        f" layer group {group.name} ({error}); lower --kv-memory or --num-blocks"
+    )
 
 
 def _zero_pages(num_bytes: int) -> Tensor:
