@@ -25,7 +25,9 @@ NUMBERS = {"scale": "fp32", "cap": "fp32", "eps": "fp32", "window": "i32"}
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 
 
-def compile_kernel(kernel: Any, constants: Mapping[str, Any], capability: int, **options: Any) -> Any:
+def compile_kernel(
+    kernel: Any, constants: Mapping[str, Any], capability: int, **options: Any
+) -> Any:
     """The compiled kernel with these constants."""
     signature = {}
     for name in kernel.arg_names:

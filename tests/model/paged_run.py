@@ -13,6 +13,8 @@ from pagemill.core.layers import CacheConfig
 from pagemill.core.request import Request, SamplingParams, StopParams
 from pagemill.core.types import RequestId, SequenceId
 from pagemill.engine.loop import EngineLoop, Inbox
+from pagemill.kernels.codec import FORMATS
+from pagemill.kernels.device import CpuKernels, Kernels
 from pagemill.kernels.kv_storage import KVStorage
 from pagemill.models.config import ModelConfig
 from pagemill.models.decoder import Decoder, TokenBatch
@@ -55,13 +57,22 @@ def run_paged(
     *,
     chunk_tokens: int,
     kv_format: str = "fp32",
+    kernels: Kernels | None = None,
 ) -> PagedRun:
     """Greedy output of one prompt, cut into chunks of ``chunk_tokens``; no token ends it."""
+    kernels = kernels or CpuKernels()
     num_tokens = len(prompt) + num_output_tokens
-    cache_config = _cache_config(model.config, num_tokens, chunk_tokens)
+    has_tails = FORMATS[kv_format].codes_whole_groups
+    cache_config = _cache_config(model.config, num_tokens, chunk_tokens, int(has_tails))
     config = model.config
-    storage = KVStorage(cache_config, kv_format, config.num_kv_heads, config.head_dim)
-    decoder = _Recorder(config, model.weights, num_tokens)
+    storage = kernels.make_storage(
+        cache_config,
+        kv_format,
+        config.num_kv_heads,
+        config.head_dim,
+        num_tails=cache_config.num_tails,
+    )
+    decoder = _Recorder(config, model.weights.to(kernels.device), num_tokens, kernels)
     decoder.hidden = []
     weights = model.weights
     cost = CostModel(
@@ -77,14 +88,16 @@ def run_paged(
     return PagedRun(token_ids, logits, len(decoder.hidden))
 
 
-def _cache_config(config: ModelConfig, num_tokens: int, chunk_tokens: int) -> CacheConfig:
+def _cache_config(
+    config: ModelConfig, num_tokens: int, chunk_tokens: int, num_tails: int
+) -> CacheConfig:
     """Just enough blocks: a window group that kept what left its window would run dry."""
     most = -(-num_tokens // BLOCK_SIZE) + 2
     blocks = [
         most if g.window is None else min(most, (g.window + chunk_tokens) // BLOCK_SIZE + 4)
         for g in config.layer_groups
     ]
-    return CacheConfig(config.layer_groups, tuple(blocks), BLOCK_SIZE)
+    return CacheConfig(config.layer_groups, tuple(blocks), BLOCK_SIZE, num_tails=num_tails)
 
 
 def _drive(

@@ -10,6 +10,7 @@ from typing import Any
 
 from pagemill.cli.kv_events_config import KV_EVENTS_SIZES, read_kv_events_config
 from pagemill.core.config import (
+    DEVICES,
     DTYPES,
     KV_FORMATS,
     POLICIES,
@@ -43,6 +44,13 @@ def _one_of(choices: tuple[Any, ...]) -> str:
 
 
 ENGINE_OPTIONS = (
+    Option(
+        "device",
+        ("--device",),
+        str,
+        "where to compute; auto: cuda where a device and Triton are there (cpu)",
+        _one_of(DEVICES),
+    ),
     Option(
         "dtype",
         ("--dtype",),
@@ -83,7 +91,7 @@ ENGINE_OPTIONS = (
         "kv_memory_bytes",
         ("--kv-memory", "--kv-cache-memory-bytes"),
         parse_bytes,
-        "size of the block pool as memory, as 2GiB; default: 30 %% of what is free",
+        "size of the block pool as memory, as 2GiB; default: 30 %% of what is free (GPU: 80 %%)",
         "SIZE",
     ),
     Option("block_size", ("--block-size",), int, "tokens a block (16)", _one_of(BLOCK_SIZES)),

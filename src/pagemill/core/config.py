@@ -9,6 +9,7 @@ from pagemill.core.units import MAX_BYTES
 
 DTYPES = ("auto", "float32", "bfloat16")
 KV_FORMATS = ("auto", "fp32", "bf16", "i8", "f8", "k8v4", "i4c")
+DEVICES = ("cpu", "cuda", "auto")
 POLICIES = ("fcfs", "priority")
 MAX_DRAIN_S = 86_400.0
 MAX_COUNT = (1 << 31) - 1
@@ -35,6 +36,8 @@ class EngineConfig:
     """
 
     model: str
+    device: str = "cpu"
+    """auto: cuda where there is a device and Triton, else cpu."""
     dtype: str = "auto"
     kv_format: str = "auto"
     kv_skip_layers: tuple[str, ...] = ()
@@ -60,6 +63,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("name a model: a folder, a GGUF file, or a short name (smollm2-135m)")
+        _choose("device", self.device, DEVICES)
         _choose("dtype", self.dtype, DTYPES)
         _choose("kv_format", self.kv_format, KV_FORMATS)
         _choose("kv_format_force", self.kv_format_force, ("on", "off"))

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,6 +15,7 @@ from pagemill.core.events import CacheEvent
 from pagemill.core.layers import CacheConfig
 from pagemill.core.request import Request
 from pagemill.core.units import ceil_div, format_bytes
+from pagemill.engine.device import GPU_MEMORY_SHARE, choose_kernels, free_gpu_bytes
 from pagemill.engine.engine import Engine
 from pagemill.engine.kv_choice import (
     block_bytes,
@@ -27,6 +28,7 @@ from pagemill.engine.kv_choice import (
 )
 from pagemill.engine.kv_probe import suit_formats
 from pagemill.engine.loop import Step
+from pagemill.kernels.device import Kernels
 from pagemill.kernels.kv_storage import KVStorage
 from pagemill.kernels.threads import use_threads
 from pagemill.models.config import ModelConfig
@@ -98,12 +100,14 @@ def _build(
 ) -> BuiltEngine:
     if config.num_threads is not None:
         use_threads(config.num_threads)
+    kernels = choose_kernels(config.device)
     dtype = _dtype(config.dtype)
     path = find_model(config.model)
     model = load_model(path, dtype, template_file=config.chat_template, progress=progress)
     max_len = _max_model_len(config, model.config)
-    decoder = Decoder(model.config, model.weights, max_len)
     centers = key_centers(model.config, model.weights)
+    model = replace(model, weights=model.weights.to(kernels.device))
+    decoder = Decoder(model.config, model.weights, max_len, kernels)
     formats, warnings = suit_formats(
         model,
         decoder,
@@ -111,8 +115,8 @@ def _build(
         centers,
         is_forced=config.kv_format_force == "on",
     )
-    cache_config = _divide(config, model.config, formats, max_len)
-    storage = KVStorage(
+    cache_config = _divide(config, model.config, formats, max_len, _kv_bytes(config, kernels))
+    storage = kernels.make_storage(
         cache_config,
         formats,
         model.config.num_kv_heads,
@@ -138,6 +142,8 @@ def _build(
         declared = model.config.max_positions
         line = f"the model declares {declared} tokens: --max-model-len asks for more than {max_len}"
         choices = (choices[0], line, *choices[1:])
+    if kernels.device.type == "cuda":
+        choices = (*choices, f"on {torch.cuda.get_device_name(kernels.device)}")
     choices = (*warnings, *choices, tokens_per_gib(model.config, config.block_size))
     return BuiltEngine(engine, model, cache_config, name_formats(formats), max_len, choices)
 
@@ -190,15 +196,25 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 # ---------------------------------------------------------------- memory
 
 
+def _kv_bytes(config: EngineConfig, kernels: Kernels) -> int:
+    """Memory for KV: what was asked for, or a part of what is free where the kernels compute."""
+    if config.kv_memory_bytes is not None:
+        return config.kv_memory_bytes
+    on_gpu = free_gpu_bytes(kernels)
+    if on_gpu is not None:
+        return int(on_gpu * GPU_MEMORY_SHARE)
+    return int(_free_memory_bytes() * MEMORY_SHARE)
+
+
 def _divide(
-    config: EngineConfig, model: ModelConfig, formats: Sequence[str], max_len: int
+    config: EngineConfig, model: ModelConfig, formats: Sequence[str], max_len: int, memory: int
 ) -> CacheConfig:
-    """Blocks per layer group. Window groups get what running sequences hold at a time and a share
-    for cached windows, never more than ``num_blocks``; full groups get the rest."""
+    """Blocks per layer group out of ``memory`` bytes. Window groups get what running sequences hold
+    at a time and a share for cached windows, never more than ``num_blocks``; full groups the
+    rest."""
     groups, size = model.layer_groups, config.block_size
     longest = ceil_div(max_len, size)
     most = config.max_num_seqs * longest + 1
-    memory = config.kv_memory_bytes or int(_free_memory_bytes() * MEMORY_SHARE)
     sizes = [block_bytes(model, group, formats, size) for group in groups]
     per_tail = tail_bytes(model, formats)
     num_tails = min(config.max_num_seqs, config.max_num_batched_tokens) if per_tail else 0

@@ -84,7 +84,9 @@ def _keys(model: Model, decoder: Decoder, centers: Tensor | None) -> list[Tensor
     cache = CacheConfig(
         config.layer_groups, (num_blocks + 1,) * len(config.layer_groups), BLOCK_SIZE
     )
-    storage = KVStorage(cache, "fp32", config.num_kv_heads, config.head_dim, centers=centers)
+    storage = decoder.kernels.make_storage(
+        cache, "fp32", config.num_kv_heads, config.head_dim, centers=centers
+    )
     batch = _one_sequence(num_tokens, num_blocks)
     slots = torch.arange(num_tokens, dtype=torch.int32) + BLOCK_SIZE
     decoder.forward(
@@ -97,7 +99,9 @@ def _keys(model: Model, decoder: Decoder, centers: Tensor | None) -> list[Tensor
         storage,
     )
     return [
-        storage.layouts[layer].decode_tiles(storage.tiles(layer)[1:])[0].flatten(0, 1)[:num_tokens]
+        storage.layouts[layer]
+        .decode_tiles(storage.tiles(layer)[1:].cpu())[0]
+        .flatten(0, 1)[:num_tokens]
         for layer in range(config.num_layers)
     ]
 

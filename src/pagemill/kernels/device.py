@@ -34,6 +34,10 @@ class Kernels(Protocol):
         """The batch as ``rope_and_write`` and ``paged_attention`` want it, once a step."""
         ...
 
+    def wait(self) -> None:
+        """Return once everything that was started is computed."""
+        ...
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
@@ -81,6 +85,10 @@ class CpuKernels:
     @staticmethod
     def prepare(batch: AttentionBatch, storage: KVStorage, group: int) -> AttentionBatch:
         return batch
+
+    @staticmethod
+    def wait() -> None:
+        return None
 
     @staticmethod
     def gate(gate_up: Tensor, activation: str) -> Tensor:

@@ -174,9 +174,7 @@ class KVStorage:
             raise ValueError(f"block {block_id} lies outside of the pool of group {group}")
 
 
-def cannot_get(
-    num_bytes: int, num_blocks: int, group: LayerGroup, error: Exception
-) -> ConfigError:
+def cannot_get(num_bytes: int, num_blocks: int, group: LayerGroup, error: Exception) -> ConfigError:
     """What to say where the KV memory of a layer group cannot be had."""
     return ConfigError(
         f"cannot get {format_bytes(num_bytes)} of KV memory for the {num_blocks} blocks of"

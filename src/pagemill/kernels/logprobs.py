@@ -17,7 +17,7 @@ def token_logprobs(
     best; equal logits share the better rank.
     """
     counts = [num_top] * len(token_ids) if isinstance(num_top, int) else list(num_top)
-    ids = torch.tensor(token_ids, dtype=torch.int64)[:, None]
+    ids = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)[:, None]
     totals = logits.double().logsumexp(dim=1, keepdim=True)
     chosen = logits.gather(1, ids)
     ranks = ((logits > chosen).sum(dim=1) + 1).tolist()

@@ -86,14 +86,14 @@ class Sampler:
 
     def _draw(self, scores: Tensor, best: Tensor, rows: list[SampleRow]) -> list[int]:
         """A random token a row of ``scores`` [R, V], whose maxima are ``best`` [R]."""
-        temperatures = torch.tensor([row.params.temperature for row in rows])
+        temperatures = torch.tensor([row.params.temperature for row in rows], device=scores.device)
         scaled = (scores - best[:, None]) / temperatures[:, None]
         uniforms = [self._uniform(row) for row in rows]
         tokens: list[int] = [0] * len(rows)
         plain = [i for i, row in enumerate(rows) if not _is_filtered(row.params)]
         if plain:
-            points = torch.tensor([uniforms[i] for i in plain], dtype=torch.float64)
-            for i, token in zip(plain, _invert(scaled[plain].exp(), points), strict=True):
+            chosen = _invert(scaled[plain].exp(), [uniforms[i] for i in plain])
+            for i, token in zip(plain, chosen, strict=True):
                 tokens[i] = token
         for i, row in enumerate(rows):
             if _is_filtered(row.params):
@@ -121,7 +121,7 @@ def _add_bias(scores: Tensor, params: SamplingParams) -> None:
     known = [(token, bias) for token, bias in params.logit_bias if 0 <= token < len(scores)]
     if known:
         ids, biases = zip(*known, strict=True)
-        scores[list(ids)] += torch.tensor(biases)
+        scores[list(ids)] += torch.tensor(biases, device=scores.device)
 
 
 def _penalize(scores: Tensor, row: SampleRow) -> None:
@@ -132,12 +132,13 @@ def _penalize(scores: Tensor, row: SampleRow) -> None:
     assert row.history is not None, "penalties need the tokens before"
     history = np.asarray(row.history).astype(np.int64)
     if params.repetition_penalty != 1.0:
-        ids = torch.from_numpy(np.unique(history))
+        ids = torch.from_numpy(np.unique(history)).to(scores.device)
         seen, factor = scores[ids], params.repetition_penalty
         scores[ids] = torch.where(seen > 0, seen / factor, seen * factor)
     output, counts = np.unique(history[row.num_prompt_tokens :], return_counts=True)
     loss = counts * params.frequency_penalty + params.presence_penalty
-    scores[torch.from_numpy(output)] -= torch.from_numpy(loss.astype(np.float32))
+    ids, losses = torch.from_numpy(output), torch.from_numpy(loss.astype(np.float32))
+    scores[ids.to(scores.device)] -= losses.to(scores.device)
 
 
 def _is_random(params: SamplingParams) -> bool:
@@ -148,13 +149,13 @@ def _is_filtered(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def _invert(weights: Tensor, uniforms: Tensor) -> list[int]:
+def _invert(weights: Tensor, uniforms: list[float]) -> list[int]:
     """For each row of ``weights`` [R, n] the first index whose running sum exceeds u * total."""
     sums = weights.double().cumsum(dim=1)
-    points = uniforms[:, None] * sums[:, -1:]
+    points = torch.tensor(uniforms, dtype=torch.float64, device=sums.device)[:, None] * sums[:, -1:]
     found = torch.searchsorted(sums, points, right=True)[:, 0]
     last = weights.shape[1] - 1  # rounding may push a point onto the total
-    return [int(i) for i in found.clamp_(max=last)]
+    return [int(i) for i in found.clamp_(max=last).tolist()]
 
 
 def _draw_filtered(scores: Tensor, params: SamplingParams, uniform: float) -> int:
@@ -162,7 +163,7 @@ def _draw_filtered(scores: Tensor, params: SamplingParams, uniform: float) -> in
     if params.min_p > 0.0:
         scores = scores.masked_fill(scores < math.log(params.min_p), -math.inf)
     if params.top_k <= 0 and params.top_p == 1.0:
-        return _invert(scores.exp()[None], torch.tensor([uniform], dtype=torch.float64))[0]
+        return _invert(scores.exp()[None], [uniform])[0]
     if params.top_k > 0:
         values, ids = scores.topk(min(params.top_k, len(scores)))
         sums = values.exp().double().cumsum(dim=0)

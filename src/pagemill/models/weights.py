@@ -11,7 +11,7 @@ multiply with (Gemma's "1 + w" is added here); Q and K rows are stored for rotat
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,12 @@ class LayerWeights:
     post_attention_norm: torch.Tensor | None = None
     post_ffn_norm: torch.Tensor | None = None
 
+    def to(self, device: torch.device) -> "LayerWeights":
+        """The same tensors on a device."""
+        there = {each.name: getattr(self, each.name) for each in fields(self)}
+        moved: dict[str, Any] = {k: x if x is None else x.to(device) for k, x in there.items()}
+        return LayerWeights(**moved)
+
 
 @dataclass(slots=True)
 class Weights:
@@ -56,6 +62,19 @@ class Weights:
     output: torch.Tensor
     layers: list[LayerWeights]
     rope_factors: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> "Weights":
+        """The same weights on a device; a tied output stays the embedding."""
+        moved = Weights(
+            embedding=self.embedding.to(device),
+            final_norm=self.final_norm.to(device),
+            output=self.output,
+            layers=[layer.to(device) for layer in self.layers],
+            rope_factors=self.rope_factors,
+        )
+        is_tied = self.output.data_ptr() == self.embedding.data_ptr()
+        moved.output = moved.embedding if is_tied else self.output.to(device)
+        return moved
 
     def num_bytes(self) -> int:
         """Bytes that a step must read: all matrices once, the output head included."""

@@ -69,6 +69,7 @@ class ModelRunner:
             self._result(plan, i, part, hidden, sampled) for i, part in enumerate(plan.sequences)
         )
         cost = self._cost_model.of(plan)
+        self._decoder.kernels.wait()
         return StepResult(
             step_id=plan.step_id,
             sequences=results,

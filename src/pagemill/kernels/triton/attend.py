@@ -10,12 +10,12 @@ import triton.language as tl
 
 from pagemill.kernels.triton.numbers import hadamard
 from pagemill.kernels.triton.read import (
+    raw_group,
     read_keys,
     read_raw_keys,
     read_raw_values,
     read_values,
 )
-from pagemill.kernels.triton.write import _raw_at
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -29,9 +29,14 @@ def _product(a, b, acc, HOW: tl.constexpr):
         high = a.to(tl.bfloat16)
         low = (a - high.to(tl.float32)).to(tl.bfloat16)
         if HOW == "wide":
-            return tl.dot(high.to(tl.float32), b, tl.dot(low.to(tl.float32), b, acc))
-        return tl.dot(high, b.to(tl.bfloat16), tl.dot(low, b.to(tl.bfloat16), acc))
-    return tl.dot(a, b, acc, input_precision=HOW)
+            acc = tl.dot(low.to(tl.float32), b, acc)
+            acc = tl.dot(high.to(tl.float32), b, acc)
+        else:
+            acc = tl.dot(low, b.to(tl.bfloat16), acc)
+            acc = tl.dot(high, b.to(tl.bfloat16), acc)
+    else:
+        acc = tl.dot(a, b, acc, input_precision=HOW)
+    return acc
 
 
 @triton.jit
@@ -44,9 +49,9 @@ def _take(
     scores = tl.zeros((q.shape[0], keys.shape[0]), tl.float32)
     scores = _product(q, tl.trans(keys), scores, HOW_K) * key_factor[None, :] + shift[:, None]
     if HAS_CAP:
-        power = tl.exp2(-2 * LOG2_E * tl.abs(scores))
+        power = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E))
         tanh = (1 - power) / (1 + power)
-        scores = cap * LOG2_E * tl.where(scores < 0, -tanh, tanh)
+        scores = tl.where(scores < 0, 0.0 - tanh, tanh) * (cap * LOG2_E)
     visible = is_read[None, :] & (tokens[None, :] <= positions[:, None])
     visible = visible & (tokens[None, :] > positions[:, None] - window)
     scores = tl.where(visible, scores, float("-inf"))
@@ -62,12 +67,52 @@ def _take(
 
 
 @triton.jit
-def _add_sink(sinks, heads, is_row, acc, top, total):
-    """A logit without a value takes part of the sum of weights."""
-    sink = tl.load(sinks + heads, mask=is_row, other=0.0) * LOG2_E
-    best = tl.maximum(top, sink)
-    keep = tl.exp2(top - best)
-    return acc * keep[:, None], total * keep + tl.exp2(sink - best)
+def _finish(sinks, heads, is_row, acc, top, total, HAS_SINKS: tl.constexpr):
+    """The weighed mean of rows. A sink takes part of the sum of weights and adds no value."""
+    if HAS_SINKS:
+        sink = tl.load(sinks + heads, mask=is_row, other=0.0) * LOG2_E
+        best = tl.maximum(top, sink)
+        keep = tl.exp2(top - best)
+        acc, total = acc * keep[:, None], total * keep + tl.exp2(sink - best)
+    return acc / tl.where(is_row, total, 1.0)[:, None]
+
+
+@triton.jit
+def _take_raw(
+    q, raw, first, positions, begin, end, shift, cap, window, acc, top, total,
+    D: tl.constexpr, DP: tl.constexpr, HAS_CAP: tl.constexpr, HOW_K: tl.constexpr,
+    HOW_V: tl.constexpr,
+):  # fmt: skip
+    """The step of the rows' own group, from position ``first`` on: bf16 at byte pointer ``raw``."""
+    base, valid = tl.zeros((1,), tl.int64), tl.full((1,), True, tl.int1)
+    keys = read_raw_keys(raw, base, valid, 1, D, DP)
+    values = read_raw_values(raw, base, valid, 1, D, DP)
+    ones = tl.full((16,), 1.0, tl.float32)
+    tokens = first + tl.arange(0, 16)
+    return _take(q, keys, ones, values, ones, tokens, positions, begin, end, shift, cap, window,
+                 acc, top, total, HAS_CAP, HOW_K, HOW_V)  # fmt: skip
+
+
+@triton.jit
+def _take_coded(
+    q, tiles, table, kv_head, positions, begin, end, shift, cap, window, acc, top, total,
+    FORMAT: tl.constexpr, GROUP_BYTES: tl.constexpr, META: tl.constexpr, KEYS: tl.constexpr,
+    K: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, P: tl.constexpr,
+    NG: tl.constexpr, HAS_CAP: tl.constexpr, HOW_K: tl.constexpr, HOW_V: tl.constexpr,
+):  # fmt: skip
+    """All steps over the tiles of the positions [begin, end); ``table`` is the sequence's own."""
+    for first in range(begin // 16 * 16, end, NG * 16):
+        group = first // 16 + tl.arange(0, NG)
+        valid = group * 16 < end
+        block = tl.load(table + group // GROUPS, mask=valid, other=0).to(tl.int64)
+        base = ((block * K + kv_head) * GROUPS + group % GROUPS) * GROUP_BYTES
+        keys, key_factor = read_keys(tiles, base, valid, FORMAT, META, NG, D, DP)
+        values, value_factor = read_values(tiles, base, valid, FORMAT, META, KEYS, NG, D, DP, P)
+        tokens = first + tl.arange(0, NG * 16)
+        acc, top, total = _take(q, keys, key_factor, values, value_factor, tokens, positions,
+                                begin, end, shift, cap, window, acc, top, total, HAS_CAP, HOW_K,
+                                HOW_V)  # fmt: skip
+    return acc, top, total
 
 
 @triton.jit
@@ -85,8 +130,9 @@ def attend_kernel(
     item = items + tl.program_id(0) * 8
     PER_HEAD: tl.constexpr = (H // K + HB - 1) // HB
     kv_head, part = tl.program_id(1) // PER_HEAD, tl.program_id(1) % PER_HEAD
-    entry, row0, position0 = tl.load(item), tl.load(item + 1), tl.load(item + 2)
-    count, begin, end = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
+    table += tl.load(item)
+    row0, position0, count = tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+    begin, end = tl.load(item + 4), tl.load(item + 5)
     r, d = tl.arange(0, TT * HB), tl.arange(0, DP)
     inner = part * HB + r % HB
     is_row, heads = (r // HB < count) & (inner < H // K), kv_head * (H // K) + inner
@@ -103,39 +149,23 @@ def attend_kernel(
         shift = tl.load(shifts + rows * H + heads, mask=is_row, other=0.0) * unit
     acc = tl.zeros((TT * HB, DP), tl.float32)
     top, total = tl.full((TT * HB,), float("-inf"), tl.float32), tl.zeros((TT * HB,), tl.float32)
-    coded_end = end
-    if FORMAT == "i4c":
-        coded_end = tl.minimum(end, position0 // 16 * 16)
-    for first in range(begin // 16 * 16, coded_end, NG * 16):
-        group = first // 16 + tl.arange(0, NG)
-        valid = group * 16 < coded_end
-        block = tl.load(table + entry + group // GROUPS, mask=valid, other=0).to(tl.int64)
-        base = ((block * K + kv_head) * GROUPS + group % GROUPS) * GROUP_BYTES
-        keys, key_factor = read_keys(tiles, base, valid, FORMAT, META, NG, D, DP)
-        values, value_factor = read_values(tiles, base, valid, FORMAT, META, KEYS, NG, D, DP, P)
-        tokens = first + tl.arange(0, NG * 16)
-        acc, top, total = _take(q, keys, key_factor, values, value_factor, tokens, positions,
-                                begin, coded_end, shift, cap, window, acc, top, total, HAS_CAP,
-                                HOW_K, HOW_V)  # fmt: skip
+    coded_end = tl.minimum(end, position0 // 16 * 16) if FORMAT == "i4c" else end
+    acc, top, total = _take_coded(q, tiles, table, kv_head, positions, begin, coded_end, shift,
+                                  cap, window, acc, top, total, FORMAT, GROUP_BYTES, META, KEYS,
+                                  K, GROUPS, D, DP, P, NG, HAS_CAP, HOW_K, HOW_V)  # fmt: skip
     if FORMAT == "i4c":
         if coded_end < end:
-            raw = _raw_at(tails, scratch, tl.load(item + 6), kv_head, K, D)
-            base, valid = tl.zeros((1,), tl.int64), tl.full((1,), True, tl.int1)
-            ones = tl.full((16,), 1.0, tl.float32)
-            acc, top, total = _take(q, read_raw_keys(raw, base, valid, 1, D, DP), ones,
-                                    read_raw_values(raw, base, valid, 1, D, DP), ones,
-                                    coded_end + tl.arange(0, 16), positions, begin, end, shift,
-                                    cap, window, acc, top, total, HAS_CAP, HOW_K,
-                                    HOW_V)  # fmt: skip
+            raw = raw_group(tails, scratch, tl.load(item + 6), kv_head, K, D)
+            acc, top, total = _take_raw(q, raw, coded_end, positions, begin, end, shift, cap,
+                                        window, acc, top, total, D, DP, HAS_CAP, HOW_K,
+                                        HOW_V)  # fmt: skip
+    place = tl.load(item + 7).to(tl.int64) * H + heads
     if IS_SPLIT:
-        place = tl.load(item + 7).to(tl.int64) * H + heads
         tl.store(partial_top + place, top, mask=is_row)
         tl.store(partial_sum + place, total, mask=is_row)
         tl.store(partial_acc + place[:, None] * D + d[None, :], acc, mask=mask)
     else:
-        if HAS_SINKS:
-            acc, total = _add_sink(sinks, heads, is_row, acc, top, total)
-        result = acc / total[:, None]
+        result = _finish(sinks, heads, is_row, acc, top, total, HAS_SINKS)
         if ROTATES_V:
             result = hadamard(result, TT * HB, DP, LOG, FACTOR)
         tl.store(out + (rows * H + heads)[:, None] * D + d[None, :], result, mask=mask)
@@ -166,9 +196,8 @@ def merge_kernel(
         total = total * keep + tl.sum(sums * take, 0)
         acc = acc * keep[:, None] + tl.sum(part * take[:, None], 0)[None, :]
         top = best
-    if HAS_SINKS:
-        acc, total = _add_sink(sinks, head + tl.arange(0, 1), tl.arange(0, 1) == 0, acc, top, total)
-    result = acc / total[:, None]
+    one = tl.arange(0, 1)
+    result = _finish(sinks, head + one, one == 0, acc, top, total, HAS_SINKS)
     if ROTATES_V:
         result = hadamard(result, 1, DP, LOG, FACTOR)
     tl.store(out + (row * H + head) * D + d[None, :], result, mask=(d < D)[None, :])

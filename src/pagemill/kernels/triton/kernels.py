@@ -37,6 +37,10 @@ class TritonKernels:
         assert isinstance(storage, TritonStorage), "a storage of other kernels"
         return storage.prepare(batch, group)
 
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """float32 [T, N]; with bfloat16 weights x is rounded to bfloat16, the sums stay float32."""
         if weight.dtype != torch.bfloat16:

@@ -35,7 +35,7 @@ def products_of(kv_format: str) -> tuple[str, str]:
     """How a format's two products are made on this machine."""
     how_k, how_v = HOW[kv_format]
     if knobs.runtime.interpret:
-        return tuple("wide" if how == "two" else how for how in (how_k, how_v))
+        how_k, how_v = how_k.replace("two", "wide"), how_v.replace("two", "wide")
     return how_k, how_v
 
 

@@ -38,7 +38,7 @@ def f16_of_bits(bits):
 
 @triton.jit
 def to_bf16_bits(x):
-    """int16 bits of bf16, to nearest, ties to even; a NaN keeps its upper bits and becomes quiet."""
+    """int16 bits of bf16, to nearest, ties to even; a NaN keeps its upper bits, made quiet."""
     bits = x.to(tl.int32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return tl.where(x == x, rounded, (bits >> 16) | 0x40).to(tl.int16)

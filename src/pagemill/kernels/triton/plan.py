@@ -1,9 +1,9 @@
 """A step's sequences cut into programs: plain arrays, made once a step and layer group.
 
-    positions   0 ........ context_start ........ end         of one sequence
-    writing               |  16  |  16  |  16  |              a program a token group
-    reading               |  16  |  16  |  16  |              a program a row tile (and KV head)
-    reading     |   512   |   512   |   512   | *             one token: a program a split
+positions   0 ........ context_start ........ end         of one sequence
+writing               |  16  |  16  |  16  |              a program a token group
+reading               |  16  |  16  |  16  |              a program a row tile (and KV head)
+reading     |   512   |   512   |   512   | *             one token: a program a split
 """
 
 from dataclasses import dataclass, field

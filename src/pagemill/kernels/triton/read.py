@@ -13,6 +13,16 @@ from pagemill.kernels.triton.numbers import bf16_of_bits, f16_of_bits, from_e4m3
 
 
 @triton.jit
+def raw_group(tails, scratch, index, head, NUM_HEADS: tl.constexpr, D: tl.constexpr):
+    """Where a head's raw group lies: byte pointer."""
+    place = tl.where(index >= 0, index, -1 - index).to(tl.int64)
+    ptr = tails
+    if index < 0:
+        ptr = scratch
+    return ptr + (place * NUM_HEADS + head) * (64 * D)
+
+
+@triton.jit
 def _flat(ptr, base, valid, COUNT: tl.constexpr, PADDED: tl.constexpr):
     """The first COUNT elements of each group: [G, PADDED]. ``base`` counts elements of ``ptr``."""
     i = tl.arange(0, PADDED)

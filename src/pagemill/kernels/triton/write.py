@@ -23,6 +23,7 @@ from pagemill.kernels.triton.numbers import (
     to_e4m3,
     to_f16_bits,
 )
+from pagemill.kernels.triton.read import raw_group
 
 
 @triton.jit
@@ -164,16 +165,6 @@ def _put_tokens(
 
 
 @triton.jit
-def _raw_at(tails, scratch, index, head, NUM_HEADS: tl.constexpr, D: tl.constexpr):
-    """Where a head's raw group lies: byte pointer."""
-    place = tl.where(index >= 0, index, -1 - index).to(tl.int64)
-    ptr = tails
-    if index < 0:
-        ptr = scratch
-    return ptr + (place * NUM_HEADS + head) * (64 * D)
-
-
-@triton.jit
 def _merge_old(new, old_ptr, lane, first, D: tl.constexpr, DP: tl.constexpr,
                IS_VALUE: tl.constexpr):  # fmt: skip
     """bf16 bits [16, DP] with the lanes before ``first`` out of a raw group."""
@@ -198,7 +189,7 @@ def _put_raw_group(
     keys = _merge_old(to_bf16_bits(k), old, lane, first, D, DP, False)
     values = _merge_old(to_bf16_bits(v), old + 32 * D, lane, first, D, DP, True)
     mask = (lane < end) & (tl.arange(0, DP) < D)[None, :]
-    _put_raw(_raw_at(tails, scratch, raw, head, NUM_HEADS, D), keys, values, mask, D, DP)
+    _put_raw(raw_group(tails, scratch, raw, head, NUM_HEADS, D), keys, values, mask, D, DP)
     if end == 16:
         _put_keys4(group, group + META, bf16_of_bits(keys), D, DP)
         before: tl.constexpr = (3 * D + 63) // 64 * 64
