@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from pagemill.kernels.triton.storage import TritonStorage
 
 CHUNK_TOKENS = 16
-MAX_TILE_VALUES = 16_384
-"""Rows times channels of a row tile: what its sums may take of the registers."""
+MAX_TILE_VALUES = 8_192
+"""Rows times channels of a row tile: with it no program needs more than 99 KiB of shared memory,
+which every GPU from compute capability 8.0 on gives it."""
+NUM_STAGES = 2
 NO_WINDOW = 1 << 30
 HOW = {
     "fp32": ("ieee", "ieee"),
@@ -128,12 +130,14 @@ def launch_rope(
     )
 
 
-def tile_shape(num_heads_each: int, head_dim: int, num_tokens: int) -> dict[str, int]:
+def tile_shape(layout: KvLayout, num_heads_each: int, num_tokens: int) -> dict[str, int]:
     """Tokens and query heads of a row tile (TT, HB), token groups of a step (NG)."""
+    dim = power_of_two(layout.head_dim)
     heads = power_of_two(num_heads_each)
-    most = max(1, min(128, MAX_TILE_VALUES // power_of_two(head_dim)) // num_tokens)
+    most = max(1, min(128, MAX_TILE_VALUES // dim) // num_tokens)
     heads = max(min(heads, most), 16 // num_tokens)  # a product has 16 rows at least
-    return {"TT": num_tokens, "HB": heads, "NG": 4 if head_dim <= 128 else 2}
+    num_groups = (256 if layout.kv_format in ("fp32", "i4c") else 512) // dim
+    return {"TT": num_tokens, "HB": heads, "NG": max(1, min(4, num_groups))}
 
 
 def num_warps(num_rows: int) -> int:
@@ -186,7 +190,7 @@ class Attention:
     def _attend(self, items: Tensor, num_tokens: int, partials: tuple[Tensor, ...] | None) -> None:
         storage, layer, layout = self._storage, self._layer, self._layout
         num_heads, num_kv_heads = self._q.shape[1], layout.num_kv_heads
-        shape = tile_shape(num_heads // num_kv_heads, layout.head_dim, num_tokens)
+        shape = tile_shape(layout, num_heads // num_kv_heads, num_tokens)
         per_head = -(-(num_heads // num_kv_heads) // shape["HB"])
         how_k, how_v = products_of(layout.kv_format)
         attend_kernel[(len(items), num_kv_heads * per_head)](
@@ -215,6 +219,7 @@ class Attention:
             HOW_K=how_k,
             HOW_V=how_v,
             num_warps=num_warps(shape["TT"] * shape["HB"]),
+            num_stages=NUM_STAGES,
         )
 
     def _merge(self, singles: Tensor, merges: Tensor) -> None:
