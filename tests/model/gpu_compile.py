@@ -25,6 +25,11 @@ FLOATS = ("k_ptr", "v_ptr", "centers", "q_ptr", "out", "partial_acc", "partial_t
 BYTES = ("tiles", "tails", "scratch")
 NUMBERS = {"scale": "fp32", "cap": "fp32", "eps": "fp32", "window": "i32"}
 MAX_SHARED_BYTES = 99 << 10
+"""What GPUs from compute capability 8.0 on give a program at least."""
+INEXACT = ("fma.", "div.full", ".approx", ".ftz")
+"""Instructions with which written bytes would differ from the CPU's."""
+WIDE_COPY = ", 0x10"
+"""An asynchronous copy of 16 bytes from the GPU's memory."""
 
 
 def compile_kernel(
@@ -87,6 +92,8 @@ def compile_format(kv_format: str, dim: int, heads: int, kv_heads: int, capabili
         print(f"sm_{capability} {kv_format} D {dim} {name}: {shared} bytes shared, "
               f"{kernel.asm['ptx'].count(chr(10))} lines", flush=True)  # fmt: skip
         assert shared <= MAX_SHARED_BYTES, f"{name} does not fit"
+    assert not [word for word in INEXACT if word in made["write"].asm["ptx"]]
+    assert WIDE_COPY in made["single"].asm["ptx"], "the tiles are read in small pieces"
 
 
 if __name__ == "__main__":
