@@ -21,7 +21,9 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that nothing is computed on."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (50_000_000, 80_000_000))
 
 
@@ -65,6 +67,13 @@ def test_auto_takes_a_device_that_is_there(a_gpu: None, monkeypatch: pytest.Monk
     for name in ("cuda", "auto"):
         choose_kernels(name)
     assert asked == [torch.device("cuda")] * 2
+
+
+def test_an_old_gpu_is_not_taken(a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    with pytest.raises(ConfigError, match=r"capability 7\.5: the kernels need 8\.0"):
+        choose_kernels("cuda")
+    assert isinstance(choose_kernels("auto"), CpuKernels)
 
 
 def test_an_unknown_device_is_refused() -> None:

@@ -23,10 +23,18 @@ from pagemill.kernels.attention_ref import paged_attention_ref
 from pagemill.kernels.batch import AttentionBatch
 from pagemill.kernels.codec import FORMATS
 from pagemill.kernels.kv_storage import KVStorage
+from pagemill.kernels.triton import plan
+from pagemill.kernels.triton.plan import SPLIT_TOKENS
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter on NaN and inf
 BY_TOKEN = [name for name, entry in FORMATS.items() if not entry.codes_whole_groups]
 SHAPES = [(64, 6, 2, 32), (80, 4, 4, 16), (256, 5, 1, 16)]  # head dim, heads, KV heads, block size
+
+
+@pytest.fixture(autouse=True)
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two splits and more without long sequences: the interpreter is slow."""
+    monkeypatch.setattr(plan, "SPLIT_TOKENS", 32)
 
 
 def on_device(case: Case) -> KVStorage:
@@ -53,10 +61,10 @@ def attend(case: Case, storage: KVStorage) -> Tensor:
 def test_any_mix_of_chunks_and_single_tokens(
     kv_format: str, dim: int, num_heads: int, num_kv_heads: int, block_size: int, window: int | None
 ) -> None:
-    """Decode over one split and over two, a whole prompt, a later chunk of one; NaN lies behind
+    """Decode over one split and over three, a whole prompt, a later chunk of one; NaN lies behind
     every end and in the blocks that left the window."""
     case = make_case(
-        [(40, 1), (0, 20), (33, 17), (560, 1)],
+        [(15, 1), (0, 20), (33, 17), (70, 1)],
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=dim,
@@ -78,7 +86,11 @@ def test_swapped_blocks_are_noticed() -> None:
 
 
 @pytest.mark.parametrize("kv_format", ["fp32", "bf16", "k8v4"])
-def test_a_row_is_the_same_bits_alone_or_in_company(kv_format: str) -> None:
+def test_a_row_is_the_same_bits_alone_or_in_company(
+    kv_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With splits of the real length."""
+    monkeypatch.setattr(plan, "SPLIT_TOKENS", SPLIT_TOKENS)
     spans = [(600, 1), (13, 1), (31, 3)]
     case = make_case(spans, num_heads=6, num_kv_heads=2, head_dim=64, kv_format=kv_format)
     storage = on_device(case)
@@ -94,12 +106,12 @@ def test_a_row_is_the_same_bits_alone_or_in_company(kv_format: str) -> None:
 @pytest.mark.parametrize("kv_format", ["fp32", "i8", "i4c"])
 def test_caps_sinks_and_centers(kv_format: str, has_sinks: bool, cap: float | None) -> None:
     """Where the constant part of the keys counts it is added back; two splits, and a chunk."""
-    center, counts = torch.randn(2, 64) * 3, [530, 20]
-    whole, num_blocks = sequences([(0, 540), (0, 25)], 16)
+    center, counts = torch.randn(2, 64) * 3, [70, 20]
+    whole, num_blocks = sequences([(0, 80), (0, 25)], 16)
     host, device = storages(
         kv_format, 64, num_blocks=num_blocks, block_size=16, centers=center[None]
     )
-    k, v = torch.randn(550, 2, 64) + center, torch.randn(550, 2, 64)
+    k, v = torch.randn(90, 2, 64) + center, torch.randn(90, 2, 64)
     write_in_host(host, k, v, next_step(whole, [0, 0], counts))
     device.write_step(0, k.to(DEVICE), v.to(DEVICE), next_step(whole, [0, 0], counts))
     batch, q = next_step(whole, counts, [1, 3]), torch.randn(4, 6, 64)
@@ -109,8 +121,8 @@ def test_caps_sinks_and_centers(kv_format: str, has_sinks: bool, cap: float | No
     device.write_step(0, new_k.to(DEVICE), new_v.to(DEVICE), prepared)
     sinks = torch.randn(6) if has_sinks else None
     tokens = [
-        (torch.cat([k[:530], new_k[:1]]), torch.cat([v[:530], new_v[:1]])),
-        (torch.cat([k[530:], new_k[1:]]), torch.cat([v[530:], new_v[1:]])),
+        (torch.cat([k[:70], new_k[:1]]), torch.cat([v[:70], new_v[:1]])),
+        (torch.cat([k[70:], new_k[1:]]), torch.cat([v[70:], new_v[1:]])),
     ]
     want = attend_plainly(q, host, batch, tokens, center=center, cap=cap, sinks=sinks)
     on_device = None if sinks is None else sinks.to(DEVICE)

@@ -69,15 +69,16 @@ def compile_format(kv_format: str, dim: int, heads: int, kv_heads: int, capabili
     made = {
         "write": compile_kernel(
             write_kernel, {**constants, "NUM_HEADS": kv_heads, "HAS_CENTERS": True},
-            capability, enable_fp_fusion=False, num_warps=4),
-        "merge": compile_kernel(
+            capability, enable_fp_fusion=False, num_warps=4)
+    }  # fmt: skip
+    if kv_format == "i8":  # of all formats the same, but for a rotation
+        made["merge"] = compile_kernel(
             merge_kernel,
             {**{name: constants[name] for name in ("D", "DP", "LOG", "FACTOR", "ROTATES_V")},
-             "H": heads, "HAS_SINKS": True, "AT_ONCE": 16}, capability, num_warps=4),
-        "rope": compile_kernel(
+             "H": heads, "HAS_SINKS": True, "AT_ONCE": 16}, capability, num_warps=4)  # fmt: skip
+        made["rope"] = compile_kernel(
             rope_kernel, {"H": heads, **launch.rope_shapes(dim, dim), "HAS_Q_NORM": True,
-                          "HAS_K_NORM": False}, capability, num_warps=1),
-    }  # fmt: skip
+                          "HAS_K_NORM": False}, capability, num_warps=1)  # fmt: skip
     for name, tokens, is_split in (("chunk", launch.CHUNK_TOKENS, False), ("single", 1, True)):
         shape = attend_constants(layout, heads, tokens, is_split)
         made[name] = compile_kernel(

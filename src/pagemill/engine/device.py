@@ -7,6 +7,8 @@ import torch
 from pagemill.core.errors import ConfigError, MissingExtraError
 from pagemill.kernels.device import CpuKernels, Kernels
 
+MIN_CAPABILITY = (8, 0)
+"""From here on GPUs multiply bfloat16 and copy past their registers."""
 GPU_MEMORY_SHARE = 0.8
 """Without --kv-memory the pool takes at most this part of a GPU's memory that is free once the
 weights are there; a step's own tensors need the rest."""
@@ -15,11 +17,13 @@ weights are there; a step's own tensors need the rest."""
 def choose_kernels(device: str) -> Kernels:
     """The kernels of ``cpu``, ``cuda`` or ``auto`` (cuda where there is a device and Triton).
     ConfigError where no CUDA device can be used, MissingExtraError without Triton."""
-    has_device, has_triton = torch.cuda.is_available(), _has_triton()
-    if device == "cpu" or (device == "auto" and not (has_device and has_triton)):
+    if device == "cpu":
         return CpuKernels()
-    if not has_device:
-        raise ConfigError(f"device is cuda, and {_why_none()}; or take --device cpu")
+    missing, has_triton = _what_is_missing(), _has_triton()
+    if device == "auto" and (missing or not has_triton):
+        return CpuKernels()
+    if missing:
+        raise ConfigError(f"device is cuda, and {missing}; or take --device cpu")
     if not has_triton:
         raise MissingExtraError("--device cuda", "gpu")
     return triton_kernels(torch.device("cuda"))
@@ -36,13 +40,22 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _why_none() -> str:
+def _what_is_missing() -> str | None:
+    """Why no GPU can be used, and what to do about it; None where one can."""
     if torch.version.cuda is None:
         return (
             f"this PyTorch ({torch.__version__}) is built without CUDA: install a build with it"
             " (PyTorch's install page has the command)"
         )
-    return "PyTorch finds no CUDA device: see whether nvidia-smi lists one and the driver is loaded"
+    if not torch.cuda.is_available():
+        return "PyTorch finds no CUDA device: see whether nvidia-smi lists one"
+    found = torch.cuda.get_device_capability()
+    if found < MIN_CAPABILITY:
+        return (
+            f"this GPU has compute capability {found[0]}.{found[1]}: the kernels need"
+            f" {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]}, as an A100 has"
+        )
+    return None
 
 
 def free_gpu_bytes(kernels: Kernels) -> int | None:

@@ -73,6 +73,7 @@ def launch_write(
     if not len(rows):
         return
     layout = storage.layouts[layer]
+    assert layout.head_dim == k.stride(1) == v.stride(1), "the heads of a token lie side by side"
     center = storage.centers.get(layer)
     tiles = storage.tiles(layer)
     write_kernel[(len(rows), layout.num_kv_heads)](
@@ -161,6 +162,7 @@ class Attention:
         self._q, self._storage, self._layer, self._batch = q, storage, layer, batch
         self._scale, self._cap, self._sinks = scale, softcap, sinks
         self._layout = storage.layouts[layer]
+        assert q.stride()[1:] == (self._layout.head_dim, 1), "the heads of a row lie side by side"
         self.out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
         self._shifts = self._shift_of_rows()
 
