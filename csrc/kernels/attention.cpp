@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/raw_groups.hpp"
 #include "kernels/scratch.hpp"
 #include "thread_pool.hpp"
 
@@ -43,19 +44,45 @@ Work make_work(const AttentionCall &call, const RowTile &tile) {
 }
 
 // Tiles of nearly equal size, all KV heads of a sequence one after another.
-void add_sequence(const AttentionCall &call, const SequenceBatch &batch, int64_t i,
-                  std::vector<Work> &works) {
-    const int64_t first = batch.query_start[i], count = batch.query_start[i + 1] - first;
+void add_tiles(const AttentionCall &call, const SequenceBatch &batch, int64_t i, int64_t first,
+               int64_t count, const uint8_t *raw, std::vector<Work> &works) {
     const int64_t most = std::max<int64_t>(1, kTileRows / heads_each(call));
     const int64_t num_tiles = (count + most - 1) / most;
     for (int64_t t = 0; t < num_tiles; ++t) {
-        const int64_t begin = count * t / num_tiles, end = count * (t + 1) / num_tiles;
+        const int64_t begin = first + count * t / num_tiles;
+        const int64_t end = first + count * (t + 1) / num_tiles;
         for (int head = 0; head < call.kv.num_kv_heads; ++head) {
-            RowTile tile = {batch.block_ids + batch.indptr[i], first + begin, end - begin,
-                            batch.context_start[i] + begin, head};
+            const RowTile tile = {batch.block_ids + batch.indptr[i],
+                                  begin,
+                                  end - begin,
+                                  batch.context_start[i] + begin - batch.query_start[i],
+                                  head,
+                                  raw};
             works.push_back(make_work(call, tile));
         }
     }
+}
+
+// Where whole groups are coded, a token reads its own group raw: a tile lies inside one group.
+std::vector<Work> make_works(const AttentionCall &call, const SequenceBatch &batch) {
+    std::vector<Work> works;
+    if (!codes_whole_groups(call.kv.format)) {
+        for (int64_t i = 0; i < batch.num_sequences; ++i) {
+            const int64_t first = batch.query_start[i];
+            add_tiles(call, batch, i, first, batch.query_start[i + 1] - first, nullptr, works);
+        }
+        return works;
+    }
+    const RawPlan plan = plan_raw(batch, call.kv);
+    for (int64_t i = 0; i < batch.num_sequences; ++i) {
+        const auto end = static_cast<size_t>(plan.first[static_cast<size_t>(i) + 1]);
+        for (auto g = static_cast<size_t>(plan.first[static_cast<size_t>(i)]); g < end; ++g) {
+            const RawGroup &group = plan.groups[g];
+            const int64_t count = group.end_lane - group.first_lane;
+            add_tiles(call, batch, i, group.first_row, count, group.raw, works);
+        }
+    }
+    return works;
 }
 
 int64_t rows_of(const AttentionCall &call, const RowTile &tile) {
@@ -142,8 +169,7 @@ const char *check_batch(const SequenceBatch &batch, const KvView &kv, int64_t nu
 }
 
 void paged_attention(const AttentionCall &call, const SequenceBatch &batch) {
-    std::vector<Work> works;
-    for (int64_t i = 0; i < batch.num_sequences; ++i) add_sequence(call, batch, i, works);
+    std::vector<Work> works = make_works(call, batch);
     if (works.empty()) return;
     float *partials = caller_scratch(plan_splits(call, works));
     auto counters = std::make_unique<std::atomic<int64_t>[]>(works.size());

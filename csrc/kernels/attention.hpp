@@ -5,11 +5,19 @@
 
 namespace pagemill {
 
+// For formats that code whole groups: the tail slot of each sequence, the tail slots of the layer,
+// and memory for num_scratch_groups(batch) more.
+struct RawMemory {
+    const int32_t *tail_slots;
+    uint8_t *tails, *scratch;
+};
+
 // Sequences of a call. Tokens [query_start[i], query_start[i + 1]) of q belong to sequence i and
 // stand at context_start[i] and after; its block ids are [indptr[i], indptr[i + 1]).
 struct SequenceBatch {
     int64_t num_sequences;
     const int32_t *query_start, *context_start, *block_ids, *indptr;
+    RawMemory raw;
 };
 
 // Words on what is wrong with the batch, or nullptr. Nothing outside the arena can be read after

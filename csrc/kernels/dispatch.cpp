@@ -46,7 +46,8 @@ bool has_avx2() {
 
 bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni");
 }
 #endif
 
@@ -54,11 +55,12 @@ bool has_avx512() {
 // The kernel hands out the tile registers on request, for all threads of the process at once.
 bool has_amx() {
     constexpr long kRequestPermission = 0x1023, kTileData = 18;
-    constexpr uint32_t kBf16 = 1u << 22, kTile = 1u << 24, kAvx512Bf16 = 1u << 5;
+    constexpr uint32_t kTiles = 1u << 22 | 1u << 24 | 1u << 25;  // bf16, tiles, int8
+    constexpr uint32_t kAvx512Bf16 = 1u << 5;
     uint32_t a, b, c, d, a1, rest;
     if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
     if (!__get_cpuid_count(7, 1, &a1, &rest, &rest, &rest)) return false;
-    if ((d & (kBf16 | kTile)) != (kBf16 | kTile) || !(a1 & kAvx512Bf16)) return false;
+    if ((d & kTiles) != kTiles || !(a1 & kAvx512Bf16)) return false;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 #endif

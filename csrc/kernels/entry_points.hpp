@@ -11,6 +11,7 @@ void attend(const AttentionCall &call, const RowTile &tile, int64_t first, int64
             float *partials, float *scratch);
 void merge(const AttentionCall &call, const RowTile &tile, float *partials, int64_t count);
 void write_kv(const KvWrite &write, int64_t begin, int64_t end);
+void write_raw(const KvWrite &write, const RawGroup *groups, int64_t begin, int64_t end);
 void rotate(const Rotation &rotation, int64_t begin, int64_t end);
 void rms_norm(const float *x, const float *weight, float eps, int64_t n, float *out, int64_t begin,
               int64_t end);

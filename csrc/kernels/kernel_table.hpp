@@ -3,25 +3,41 @@
 
 #include <cstdint>
 
+#include "kernels/kv_format.hpp"
+
 namespace pagemill {
 
-constexpr int kGroupTokens = 16;  // tokens that a number format codes together
 constexpr int kStepTokens = 64;   // tokens of one softmax step
 constexpr int kStepGroups = kStepTokens / kGroupTokens;
 constexpr int kSegmentTokens = 512;  // tokens of one partial softmax; splits fall on its borders
 constexpr int kTileRows = 48;        // query rows (tokens x query heads of a KV head) of a tile
 
-enum class KvFormat : int { kFp32, kBf16 };
-
-// One layer of one layer group: tiles [N], each [K heads][B / 16 token groups], each K then V.
-//   fp32: K [D][16 tokens], V [D / 16][16 tokens][16 channels]
-//   bf16: K [D / 2][16 tokens][2], V [D / 16][8 token pairs][16 channels][2]
+// One layer of one layer group: tiles [N], each [K heads][B / 16 token groups][metadata, K, V].
 struct KvView {
     uint8_t *base;
     int64_t num_blocks;
     int num_kv_heads, head_dim, block_size;
     KvFormat format;
-    int64_t k_bytes, group_bytes, tile_bytes;  // K of a token group, K and V of it, a whole tile
+    GroupBytes bytes;
+    int64_t group_bytes, tile_bytes;  // of a head's token group, of all heads and groups of a block
+    const float *centers;             // [K heads][D], taken off every key; null: none
+};
+
+// A token group of a sequence that is not coded yet, in bf16: [K heads][K, V].
+inline int64_t raw_head_bytes(const KvView &kv) {
+    return group_bytes_of(KvFormat::kBf16, kv.head_dim).total();
+}
+inline int64_t raw_bytes(const KvView &kv) { return kv.num_kv_heads * raw_head_bytes(kv); }
+
+// Tokens [first_lane, end_lane) of one raw group, rows [first_row, ...) of k and v. What came
+// before in the group lies at `before` if that is another place; with its last token the group is
+// coded into its tile. Else it is kept at `kept` for the next step, once all groups are written.
+struct RawGroup {
+    uint8_t *raw;
+    const uint8_t *before;
+    uint8_t *kept;
+    int64_t block, group_in_block, first_row;
+    int first_lane, end_lane;
 };
 
 // One attention call over one layer. Rows of q and out lie `*_stride` floats apart.
@@ -33,6 +49,7 @@ struct AttentionCall {
     int num_heads;
     float scale, softcap;  // softcap 0: none
     int64_t window;        // 0: none
+    const float *sinks;    // [H]: one logit more in the softmax, without a value; null: none
 };
 
 // Query tokens of one sequence for one KV head.
@@ -42,6 +59,7 @@ struct RowTile {
     int64_t num_tokens;
     int64_t position;  // of the first token in its sequence
     int kv_head;
+    const uint8_t *raw;  // the group of its tokens, not coded yet; null where all is coded
 };
 
 // A token range of K and V to store. A slot is block id * B + offset. Rows of k and v lie
@@ -77,6 +95,7 @@ struct KernelTable {
                    float *partials, float *scratch);
     void (*merge)(const AttentionCall &call, const RowTile &tile, float *partials, int64_t count);
     void (*write_kv)(const KvWrite &write, int64_t begin, int64_t end);
+    void (*write_raw)(const KvWrite &write, const RawGroup *groups, int64_t begin, int64_t end);
     void (*rotate)(const Rotation &rotation, int64_t begin, int64_t end);
     // Rows [begin, end) of [T, n]; gate_up [T, 2n]; output rows are contiguous.
     void (*rms_norm)(const float *x, const float *weight, float eps, int64_t n, float *out,

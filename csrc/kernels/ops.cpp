@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/raw_groups.hpp"
 #include "kernels/scratch.hpp"
 #include "thread_pool.hpp"
 
@@ -28,6 +29,27 @@ void write_kv(const KvWrite &write, int64_t num_tokens) {
               [&](int64_t begin, int64_t end) { kernels().write_kv(write, begin, end); });
 }
 
+void write_raw(const KvWrite &write, const SequenceBatch &batch) {
+    const RawPlan plan = plan_raw(batch, write.kv);
+    const int64_t width = int64_t{write.kv.num_kv_heads} * write.kv.head_dim * kGroupTokens;
+    const auto count = static_cast<int64_t>(plan.groups.size());
+    in_pieces(count, kPieceFloats / width, [&](int64_t begin, int64_t end) {
+        kernels().write_raw(write, plan.groups.data(), begin, end);
+    });
+    for (const RawGroup &group : plan.groups) {  // a tail slot was read by another group before
+        if (group.end_lane < kGroupTokens && group.kept != group.raw) {
+            std::memcpy(group.kept, group.raw, static_cast<size_t>(raw_bytes(write.kv)));
+        }
+    }
+}
+
+void rotate(const Rotation &rotation, int64_t num_tokens) {
+    const int64_t width =
+        int64_t{rotation.num_heads + rotation.num_kv_heads} * rotation.head_dim;
+    in_pieces(num_tokens, kPieceFloats / width,
+              [&](int64_t begin, int64_t end) { kernels().rotate(rotation, begin, end); });
+}
+
 void rotate_and_write(const Rotation &rotation, const KvWrite &write, int64_t num_tokens) {
     const int64_t width =
         int64_t{rotation.num_heads + 2 * rotation.num_kv_heads} * rotation.head_dim;
@@ -37,13 +59,13 @@ void rotate_and_write(const Rotation &rotation, const KvWrite &write, int64_t nu
     });
 }
 
-void copy_blocks(const KvView &kv, int64_t num_layers, int64_t layer_bytes, const int64_t *pairs,
-                 int64_t num_pairs) {
-    parallel_for(num_layers, [&](int64_t layer) {
-        uint8_t *base = kv.base + layer * layer_bytes;
+void copy_blocks(const std::vector<KvView> &layers, const int64_t *pairs, int64_t num_pairs) {
+    parallel_for(static_cast<int64_t>(layers.size()), [&](int64_t layer) {
+        const KvView &kv = layers[static_cast<size_t>(layer)];
         for (int64_t i = 0; i < num_pairs; ++i) {
-            std::memmove(base + pairs[2 * i + 1] * kv.tile_bytes,
-                         base + pairs[2 * i] * kv.tile_bytes, static_cast<size_t>(kv.tile_bytes));
+            std::memmove(kv.base + pairs[2 * i + 1] * kv.tile_bytes,
+                         kv.base + pairs[2 * i] * kv.tile_bytes,
+                         static_cast<size_t>(kv.tile_bytes));
         }
     });
 }

@@ -1,14 +1,17 @@
 // The other kernels on the compute pool. Shapes are checked by the caller.
 #pragma once
 
-#include "kernels/kernel_table.hpp"
+#include <vector>
+
+#include "kernels/attention.hpp"
 
 namespace pagemill {
 
 void write_kv(const KvWrite &write, int64_t num_tokens);
 void rotate_and_write(const Rotation &rotation, const KvWrite &write, int64_t num_tokens);
-void copy_blocks(const KvView &kv, int64_t num_layers, int64_t layer_bytes, const int64_t *pairs,
-                 int64_t num_pairs);
+void write_raw(const KvWrite &write, const SequenceBatch &batch);
+void rotate(const Rotation &rotation, int64_t num_tokens);
+void copy_blocks(const std::vector<KvView> &layers, const int64_t *pairs, int64_t num_pairs);
 void rms_norm(const float *x, const float *weight, float eps, int64_t n, float *out,
               int64_t num_tokens);
 void activate(Activation kind, const float *gate_up, int64_t n, float *out, int64_t num_tokens);

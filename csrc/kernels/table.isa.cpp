@@ -14,6 +14,7 @@ const KernelTable &table() {
         attend,
         merge,
         write_kv,
+        write_raw,
         rotate,
         rms_norm,
         activate,

@@ -116,8 +116,10 @@ TEST(kernels_blocks_are_copied_in_every_layer) {
     std::vector<uint8_t> arena(2 * 3 * 64);
     for (size_t i = 0; i < arena.size(); ++i) arena[i] = static_cast<uint8_t>(i);
     kv.base = arena.data();
+    KvView second = kv;
+    second.base += 3 * 64;
     const int64_t pairs[] = {0, 2};
-    copy_blocks(kv, 2, 3 * 64, pairs, 1);
+    copy_blocks({kv, second}, pairs, 1);
     for (size_t layer : {size_t{0}, size_t{192}}) {
         CHECK(!std::memcmp(&arena[layer], &arena[layer + 128], 64));
         CHECK(arena[layer + 64] == static_cast<uint8_t>(layer + 64));

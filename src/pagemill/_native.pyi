@@ -139,15 +139,28 @@ class KvArena:
         self,
         address: int,
         num_bytes: int,
-        num_layers: int,
+        kv_formats: Sequence[str],
         num_blocks: int,
         block_size: int,
         num_kv_heads: int,
         head_dim: int,
-        kv_format: str,
     ) -> None: ...
     @property
-    def tile_bytes(self) -> int: ...
+    def tile_bytes(self) -> list[int]: ...
+    def set_center(self, layer: int, center: Tensor) -> None: ...
+    def set_tails(self, layer: int, address: int, num_bytes: int, num_tails: int) -> None: ...
+    def write_step(
+        self,
+        layer: int,
+        k: Tensor,
+        v: Tensor,
+        query_start: NDArray[numpy.int32],
+        context_start: NDArray[numpy.int32],
+        block_ids: NDArray[numpy.int32],
+        indptr: NDArray[numpy.int32],
+        tail_slots: NDArray[numpy.int32] | None,
+    ) -> None: ...
+    def copy_tails(self, pairs: NDArray[numpy.int64]) -> None: ...
     def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None: ...
     def rotate_and_write(
         self,
@@ -173,6 +186,8 @@ class KvArena:
         scale: float,
         window: int,
         softcap: float,
+        sinks: Tensor | None,
+        tail_slots: NDArray[numpy.int32] | None,
     ) -> None: ...
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...

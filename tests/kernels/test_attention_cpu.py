@@ -34,7 +34,9 @@ def expected(case: Case, softcap: float | None = None) -> torch.Tensor:
 
 
 def assert_near(got: torch.Tensor, want: torch.Tensor) -> None:
-    torch.testing.assert_close(got, want, rtol=2e-5, atol=1e-5)
+    """On matrix tiles a float32 is the sum of two bfloat16: 2^-18 of it is lost."""
+    near = 4e-5 if _native.isa_name() == "amx" else 1e-5
+    torch.testing.assert_close(got, want, rtol=2 * near, atol=near)
 
 
 @pytest.mark.parametrize("kv_format", ["fp32", "bf16"])

@@ -85,7 +85,7 @@ def test_rope_and_write(normed: bool, dim: int, rotary_dim: int) -> None:
     near = {"rtol": 1e-5, "atol": 3e-5}  # a * cos - b * sin cancels: terms up to 20, sums near 0
     torch.testing.assert_close(got, want_q, **near)
     assert got.data_ptr() == qkv.data_ptr()
-    keys, values = storage.layout.decode_tiles(storage.arenas[0][1])
+    keys, values = storage.layouts[5].decode_tiles(storage.tiles(5))
     torch.testing.assert_close(keys.flatten(0, 1)[slots.long()], want_k, **near)
     assert torch.equal(values.flatten(0, 1)[slots.long()], v.float())
 

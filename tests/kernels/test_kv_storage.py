@@ -29,12 +29,12 @@ def test_what_is_written_is_read(isa: str, kv_format: str, block_size: int) -> N
     wide = torch.randn(num_slots, 2 * 2 * 48)
     k, v = wide[:, :96].view(-1, 2, 48), wide[:, 96:].view(-1, 2, 48)
     kv.write_kv(2, k, v, slots.int())
-    keys, values = kv.layout.decode_tiles(kv.arenas[0][1])
+    keys, values = kv.layouts[2].decode_tiles(kv.tiles(2))
     rounded = torch.float32 if kv_format == "fp32" else torch.bfloat16
     assert torch.equal(keys.flatten(0, 1)[slots], k.to(rounded).float())
     assert torch.equal(values.flatten(0, 1)[slots], v.to(rounded).float())
-    assert not kv.arenas[0][0].any()
-    assert not kv.arenas[1].any()
+    assert not kv.tiles(0).any()
+    assert not kv.tiles(1).any()
     _native.set_isa(before)
 
 
@@ -44,7 +44,7 @@ def test_bf16_rounds_as_torch_does() -> None:
     k = bits.view(torch.float32)
     k[0, 0, :5] = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, -0.0])
     kv.write_kv(1, k, k, torch.arange(16) + 32)
-    keys, _ = kv.layout.decode_tiles(kv.arenas[1][0, 2:3])
+    keys, _ = kv.layouts[1].decode_tiles(kv.tiles(1)[2:3])
     want = k.bfloat16().float()
     assert torch.equal(keys[0].isnan(), want.isnan())
     assert torch.equal(keys[0].nan_to_num(7.0), want.nan_to_num(7.0))
@@ -52,14 +52,16 @@ def test_bf16_rounds_as_torch_does() -> None:
 
 def test_blocks_are_copied_in_all_layers_of_the_group() -> None:
     kv = storage()
-    for arena in kv.arenas:
-        arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8))
-    before = [arena.clone() for arena in kv.arenas]
+    for layer in range(3):
+        kv.tiles(layer).copy_(torch.randint(0, 256, kv.tiles(layer).shape, dtype=torch.uint8))
+    before = [kv.tiles(layer).clone() for layer in range(3)]
     kv.copy_blocks(0, [(1, 4), (4, 6)])
-    assert torch.equal(kv.read_block(0, 4), before[0][:, 1])
-    assert torch.equal(kv.read_block(0, 6), before[0][:, 1])
-    assert torch.equal(kv.arenas[0][:, [0, 1, 2, 3, 5]], before[0][:, [0, 1, 2, 3, 5]])
-    assert torch.equal(kv.arenas[1], before[1])
+    for layer in (0, 2):
+        now, rest = kv.tiles(layer), [0, 1, 2, 3, 5]
+        assert torch.equal(now[4], before[layer][1]) and torch.equal(now[6], before[layer][1])
+        assert torch.equal(now[rest], before[layer][rest])
+    assert torch.equal(kv.read_block(0, 4), torch.cat([before[0][1], before[2][1]]))
+    assert torch.equal(kv.tiles(1), before[1])
     kv.copy_blocks(1, [])
     with pytest.raises(ValueError, match="outside of the pool"):
         kv.copy_blocks(0, [(1, 7)])
@@ -67,9 +69,10 @@ def test_blocks_are_copied_in_all_layers_of_the_group() -> None:
 
 def test_blocks_are_read_and_written_as_bytes() -> None:
     kv = storage()
-    assert kv.block_bytes(0) == 2 * kv.layout.tile_bytes
-    assert kv.block_bytes(1) == kv.layout.tile_bytes == 2 * 2 * 16 * 48 * 2 * 4
-    tiles = torch.randint(0, 256, (2, kv.layout.tile_bytes), dtype=torch.uint8)
+    tile_bytes = kv.layouts[0].tile_bytes
+    assert kv.block_bytes(0) == 2 * tile_bytes
+    assert kv.block_bytes(1) == tile_bytes == 2 * 2 * 16 * 48 * 2 * 4
+    tiles = torch.randint(0, 256, (2 * tile_bytes,), dtype=torch.uint8)
     kv.write_block(0, 3, tiles)
     assert torch.equal(kv.read_block(0, 3), tiles)
     assert not kv.read_block(0, 2).any()

@@ -64,7 +64,9 @@ def run_paged(
     decoder = _Recorder(config, model.weights, num_tokens)
     decoder.hidden = []
     weights = model.weights
-    cost = CostModel(config, weights.num_bytes(), weights.num_matrix_parameters(), 1)
+    cost = CostModel(
+        config, weights.num_bytes(), weights.num_matrix_parameters(), (1.0,) * config.num_layers
+    )
     runner = ModelRunner(decoder, storage, cost)
     try:
         token_ids = _drive(runner, cache_config, prompt, num_output_tokens, chunk_tokens)

@@ -48,6 +48,19 @@ class Run:
                 return False
         return True
 
+    def distance(self, other: "Run") -> float:
+        """The largest difference of a log-probability up to the first token that differs; there the
+        lead of each run's own token counts, which a small difference may have turned."""
+        assert len(self.logprobs) == len(self.token_ids) > 0
+        worst = 0.0
+        for mine, theirs in zip(self.logprobs, other.logprobs, strict=True):
+            if mine.token_id != theirs.token_id:
+                return max(worst, *(run.top[0][1] - run.top[1][1] for run in (mine, theirs)))
+            ours = dict(theirs.top)
+            shared = (abs(x - ours[token]) for token, x in mine.top if token in ours)
+            worst = max(worst, *shared)
+        return worst
+
 
 class TinyEngine:
     """``settings`` are fields of EngineConfig; float32 and 200 blocks unless said otherwise."""

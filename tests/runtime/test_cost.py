@@ -52,7 +52,7 @@ def keys_of(position: int, window: int | None) -> set[int]:
 @pytest.mark.parametrize("parts", [((0, 1, True),), ((7, 4, False), (30, 1, True), (0, 12, True))])
 def test_counts_equal_counting_one_by_one(parts: tuple[tuple[int, int, bool], ...]) -> None:
     model = CostModel(CONFIG, weight_bytes=10, matrix_parameters=7,
-                      kv_token_bytes=256)  # fmt: skip
+                      kv_token_bytes=(256,) * 3)  # fmt: skip
     read = pairs = 0
     for start, count, _ in parts:
         for window in CONFIG.windows:
@@ -68,5 +68,5 @@ def test_counts_equal_counting_one_by_one(parts: tuple[tuple[int, int, bool], ..
 
 def test_without_windows_every_key_counts() -> None:
     full = replace(CONFIG, windows=(None, None, None))
-    model = CostModel(full, 0, 0, 1)
+    model = CostModel(full, 0, 0, (1, 1, 1))
     assert model.of(plan((9, 1, True))).kv_bytes == 30

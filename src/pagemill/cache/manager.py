@@ -2,15 +2,17 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 from pagemill._native import CacheCore
 from pagemill.cache.eviction import EvictionPolicy
 from pagemill.cache.keys import chain_root
 from pagemill.cache.prefix_index import PrefixMatch, SharedRun
 from pagemill.cache.stats import CacheStats, GroupStats
+from pagemill.cache.tails import TailSlots
 from pagemill.core.errors import IntegrityError
 from pagemill.core.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
-from pagemill.core.layers import CacheConfig
+from pagemill.core.layers import TOKEN_GROUP, CacheConfig
 from pagemill.core.retention import Retention
 from pagemill.core.step import BlockCopy, GroupTables
 from pagemill.core.types import BlockHash, BlockId, GroupId, IntBuffer, TableId
@@ -38,7 +40,7 @@ class CacheManager:
     The states of a block and the invariants are in ``pagemill.cache.block``.
     """
 
-    __slots__ = ("_core", "_fingerprint", "_on_event", "_server_key", "config")
+    __slots__ = ("_core", "_fingerprint", "_on_event", "_server_key", "_tails", "config")
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class CacheManager:
         self._server_key = server_key
         self._fingerprint = fingerprint
         self._on_event = on_event
+        self._tails = TailSlots(config.num_tails)
         self._core = CacheCore(
             config.num_blocks,
             [group.window or 0 for group in config.groups],
@@ -85,6 +88,10 @@ class CacheManager:
         flat index then need not hash.
         """
         native = self._core.peek_match(token_ids, namespace, keys)
+        whole = native.num_tokens // TOKEN_GROUP * TOKEN_GROUP
+        if self.config.codes_whole_groups and whole != native.num_tokens:
+            shorter = memoryview(cast(Any, token_ids))[: whole + 1]
+            native = self._core.peek_match(shorter, namespace, b"")
         return PrefixMatch(native.num_tokens, namespace, native)
 
     def floor_match(self, match: PrefixMatch) -> PrefixMatch:
@@ -106,6 +113,8 @@ class CacheManager:
         is held at a time when at most ``chunk_tokens`` are computed in a step (None: all at once).
         The matched blocks are not counted as evictable: opening the table takes them.
         """
+        if not self._tails.has_free:
+            return False
         return self._core.can_admit(match.native, num_tokens, reserve_blocks, chunk_tokens or 0)
 
     # tables
@@ -124,7 +133,9 @@ class CacheManager:
         ``tenant``: whose share of the pool its blocks count against.
         """
         assert match.namespace == namespace, "open: this match was made in another namespace"
-        return TableId(self._core.open(match.native, is_resumed, tenant))
+        table = TableId(self._core.open(match.native, is_resumed, tenant))
+        self._tails.take(table)
+        return table
 
     def num_tokens_cached(self, table: TableId) -> int:
         """Tokens that the match gave when the table was opened."""
@@ -188,7 +199,9 @@ class CacheManager:
     def fork(self, table: TableId) -> TableId:
         """A second table with the same computed tokens; their blocks are shared. Copies into the
         first must be done: see ``release_copies``."""
-        return TableId(self._core.fork(table))
+        twin = TableId(self._core.fork(table))
+        self._tails.take(twin)
+        return twin
 
     def release(
         self, table: TableId, *, is_finished: bool = True, has_tool_calls: bool = False
@@ -199,6 +212,7 @@ class CacheManager:
         did the answer call tools?
         """
         self._core.release(table, is_finished, has_tool_calls)
+        self._tails.give_back(table)
         if self._on_event is not None and self.config.has_shares:
             self._tell_events(self._on_event)
 
@@ -212,6 +226,11 @@ class CacheManager:
             GroupTables(*self._core.block_tables(table_ids, group))
             for group in range(len(self.config.groups))
         )
+
+    def tail_slots(self, tables: Sequence[TableId]) -> tuple[int, ...]:
+        """The tail slot of each table, where the KV format codes whole groups; else none. A forked
+        table starts with an empty one: copy the slot of the first (``KVStorage.copy_tails``)."""
+        return self._tails.of(tables)
 
     def shared_runs(self, tables: Sequence[TableId], group: GroupId) -> tuple[SharedRun, ...]:
         """Every run of blocks that two or more of the tables share: what attention may read once
@@ -300,6 +319,7 @@ class CacheManager:
         failure = self._core.check(level)
         if failure is not None:
             raise IntegrityError(*failure)
+        self._tails.check(self.stats().num_open_tables)
 
     def _group_stats(self) -> tuple[GroupStats, ...]:
         groups = range(len(self.config.groups))

@@ -3,7 +3,7 @@
 import argparse
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,21 @@ ENGINE_OPTIONS = (
         _kv_format,
         "number format of the KV cache; auto: the computing type",
         _one_of(KV_FORMATS),
+    ),
+    Option(
+        "kv_skip_layers",
+        ("--kv-skip-layers", "--kv-cache-dtype-skip-layers"),
+        str,
+        "layers that stay in bf16: numbers, ranges as 0-2, or window",
+        "LAYER",
+        many=True,
+    ),
+    Option(
+        "kv_format_force",
+        ("--kv-format-force",),
+        str,
+        "on: keep the KV format although it does not suit the model (off)",
+        "{on,off}",
     ),
     Option(
         "num_blocks",
@@ -207,7 +222,9 @@ SERVER_OPTIONS = (
     ),
 )
 
-MANY_FLAGS = tuple(flag for option in SERVER_OPTIONS if option.many for flag in option.flags)
+MANY_FLAGS = tuple(
+    flag for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS) if option.many for flag in option.flags
+)
 
 CONFIG_OPTIONS = (
     Option(
@@ -289,14 +306,17 @@ def read_settings(parsed: argparse.Namespace) -> tuple[EngineConfig, ServerConfi
     if "kv_memory_bytes" in values and parsed.num_blocks and not parsed.kv_memory_bytes:
         del values["kv_memory_bytes"]
     values = {**values.get("kv_events_config", {}), **values}
-    engine = {o.target: values[o.target] for o in ENGINE_OPTIONS if o.target in values}
-    server: dict[str, Any] = {
-        o.target: tuple(values[o.target]) if o.many else values[o.target]
-        for o in SERVER_OPTIONS
-        if o.target in values
-    }
+    engine, server = _fields(ENGINE_OPTIONS, values), _fields(SERVER_OPTIONS, values)
     server |= {name: values[name] for name in KV_EVENTS_SIZES if name in values}
     return EngineConfig(model=values.get("model", ""), **engine), ServerConfig(**server)
+
+
+def _fields(options: Sequence[Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        o.target: tuple(values[o.target]) if o.many else values[o.target]
+        for o in options
+        if o.target in values
+    }
 
 
 def _from_file(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pagemill.core.retention import MAX_BAND
 from pagemill.core.units import MAX_BYTES
 
 DTYPES = ("auto", "float32", "bfloat16")
-KV_FORMATS = ("auto", "fp32", "bf16")
+KV_FORMATS = ("auto", "fp32", "bf16", "i8", "f8", "k8v4", "i4c")
 POLICIES = ("fcfs", "priority")
 MAX_DRAIN_S = 86_400.0
 MAX_COUNT = (1 << 31) - 1
@@ -38,6 +38,10 @@ class EngineConfig:
     model: str
     dtype: str = "auto"
     kv_format: str = "auto"
+    kv_skip_layers: tuple[str, ...] = ()
+    """Layers that stay in bf16: numbers, ranges as 0-2, or ``window``."""
+    kv_format_force: str = "off"
+    """on: keep the format even where the first prompt shows that it does not suit the model."""
     block_size: int = 16
     num_blocks: int | None = None
     kv_memory_bytes: int | None = None
@@ -59,6 +63,7 @@ class EngineConfig:
             raise ConfigError("name a model: a folder, a GGUF file, or a short name (smollm2-135m)")
         _choose("dtype", self.dtype, DTYPES)
         _choose("kv_format", self.kv_format, KV_FORMATS)
+        _choose("kv_format_force", self.kv_format_force, ("on", "off"))
         _choose("prefix_index", self.prefix_index, PREFIX_INDEXES)
         _choose("eviction", self.eviction, EVICTIONS)
         _choose("scheduling_policy", self.scheduling_policy, POLICIES)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from pagemill.core.errors import ConfigError
 from pagemill.core.units import ceil_div
 
+TOKEN_GROUP = 16
+"""Tokens that a number format codes together."""
+
 BLOCK_SIZES = (16, 32, 64, 128)
 PREFIX_INDEXES = ("radix", "flat", "off")
 EVICTIONS = (
@@ -40,6 +43,8 @@ class CacheConfig:
     eviction: str = "lru"
     tenant_quota: float = 1.0
     """The part of the pool that one tenant's cached blocks may fill, 0 to 1."""
+    num_tails: int = 0
+    """Tail slots, one a sequence, for KV formats that code whole groups of 16 tokens; 0: none."""
     is_fair: bool = False
     """When blocks are short the tenant that has most cached loses first."""
 
@@ -64,6 +69,10 @@ class CacheConfig:
                     f"layer group {group.name}: {num_blocks} blocks hold nothing (block 0 is the"
                     " null block); give more memory with --kv-memory or --num-blocks"
                 )
+
+    @property
+    def codes_whole_groups(self) -> bool:
+        return self.num_tails > 0
 
     @property
     def has_shares(self) -> bool:

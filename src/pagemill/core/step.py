@@ -61,6 +61,8 @@ class StepPlan:
     sequences: tuple[SequencePlan, ...]
     tables: tuple[GroupTables, ...]
     copies: tuple[BlockCopy, ...] = ()
+    tail_slots: tuple[int, ...] = ()
+    """One a sequence where the KV format codes whole groups, else none."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """The one place that names concrete classes: settings -> a running engine."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -12,10 +12,18 @@ from pagemill.core.clock import SystemClock
 from pagemill.core.config import EngineConfig
 from pagemill.core.errors import ConfigError
 from pagemill.core.events import CacheEvent
-from pagemill.core.layers import CacheConfig, LayerGroup
+from pagemill.core.layers import CacheConfig
 from pagemill.core.request import Request
 from pagemill.core.units import ceil_div, format_bytes
 from pagemill.engine.engine import Engine
+from pagemill.engine.kv_choice import (
+    block_bytes,
+    describe_kv,
+    key_centers,
+    kv_formats,
+    name_formats,
+    tail_bytes,
+)
 from pagemill.engine.loop import Step
 from pagemill.kernels.kv_storage import KVStorage
 from pagemill.kernels.threads import use_threads
@@ -91,11 +99,19 @@ def _build(
     dtype = _dtype(config.dtype)
     path = find_model(config.model)
     model = load_model(path, dtype, template_file=config.chat_template, progress=progress)
-    kv_format = _kv_format(config.kv_format, dtype)
+    formats = kv_formats(config, model.config, dtype)
     max_len = _max_model_len(config, model.config)
-    cache_config = _divide(config, model.config, kv_format, max_len)
-    storage = KVStorage(cache_config, kv_format, model.config.num_kv_heads, model.config.head_dim)
-    name = fingerprint(path, str(dtype), kv_format, f"block {config.block_size}")
+    cache_config = _divide(config, model.config, formats, max_len)
+    centers = key_centers(model.config, model.weights)
+    storage = KVStorage(
+        cache_config,
+        formats,
+        model.config.num_kv_heads,
+        model.config.head_dim,
+        centers=centers,
+        num_tails=cache_config.num_tails,
+    )
+    name = fingerprint(path, str(dtype), describe_kv(formats, centers, config.block_size))
     key = server_key(config.cache_key_file)
     cache = CacheManager(cache_config, server_key=key, fingerprint=name, on_event=on_event)
     engine = Engine(
@@ -108,12 +124,12 @@ def _build(
         on_step=on_step,
         on_finish=on_finish,
     )
-    choices = _choices(config, dtype, kv_format, cache_config, storage, max_len)
+    choices = _choices(config, dtype, name_formats(formats), cache_config, storage, max_len)
     if config.max_model_len is None and max_len < model.config.max_positions:
         declared = model.config.max_positions
         line = f"the model declares {declared} tokens: --max-model-len asks for more than {max_len}"
         choices = (choices[0], line, *choices[1:])
-    return BuiltEngine(engine, model, cache_config, kv_format, max_len, choices)
+    return BuiltEngine(engine, model, cache_config, name_formats(formats), max_len, choices)
 
 
 def _runner(
@@ -124,7 +140,7 @@ def _runner(
         config=model.config,
         weight_bytes=model.weights.num_bytes(),
         matrix_parameters=model.weights.num_matrix_parameters(),
-        kv_token_bytes=storage.token_bytes,
+        kv_token_bytes=tuple(map(storage.token_bytes, range(model.config.num_layers))),
     )
     return ModelRunner(decoder, storage, cost, thread)
 
@@ -143,12 +159,6 @@ def _dtype(name: str) -> torch.dtype:
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
     return torch.bfloat16  # half the bytes of a decode step
-
-
-def _kv_format(name: str, dtype: torch.dtype) -> str:
-    if name != "auto":
-        return name
-    return "bf16" if dtype == torch.bfloat16 else "fp32"
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -171,23 +181,33 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 # ---------------------------------------------------------------- memory
 
 
-def _divide(config: EngineConfig, model: ModelConfig, kv_format: str, max_len: int) -> CacheConfig:
+def _divide(
+    config: EngineConfig, model: ModelConfig, formats: Sequence[str], max_len: int
+) -> CacheConfig:
     """Blocks per layer group. Window groups get what running sequences hold at a time and a share
     for cached windows, never more than ``num_blocks``; full groups get the rest."""
     groups, size = model.layer_groups, config.block_size
     longest = ceil_div(max_len, size)
     most = config.max_num_seqs * longest + 1
     memory = config.kv_memory_bytes or int(_free_memory_bytes() * MEMORY_SHARE)
-    block_bytes = [_block_bytes(model, group, kv_format, size) for group in groups]
+    sizes = [block_bytes(model, group, formats, size) for group in groups]
+    per_tail = tail_bytes(model, formats)
+    num_tails = min(config.max_num_seqs, config.max_num_batched_tokens) if per_tail else 0
+    memory -= num_tails * per_tail
+    if memory <= 0:
+        raise ConfigError(
+            f"the tail slots of {num_tails} sequences need {format_bytes(num_tails * per_tail)}:"
+            " give more with --kv-memory, or lower --max-num-seqs"
+        )
     num_blocks: dict[str, int] = {}
-    for group, one in zip(groups, block_bytes, strict=True):
+    for group, one in zip(groups, sizes, strict=True):
         if group.window is not None and len(groups) > 1:
             need = ceil_div(group.window - 1 + config.max_num_batched_tokens, size) + 1
             want = min(int(need * config.max_num_seqs * CACHED_WINDOWS), most) + 1
             want = min(want, config.num_blocks or want)  # a sequence needs no more than full ones
             num_blocks[group.name] = min(want, max(2, int(memory * WINDOW_SHARE) // one))
             memory -= num_blocks[group.name] * one
-    for group, one in zip(groups, block_bytes, strict=True):
+    for group, one in zip(groups, sizes, strict=True):
         if group.name not in num_blocks:
             share = min(memory // one, most) if config.kv_memory_bytes is None else memory // one
             num_blocks[group.name] = config.num_blocks or share
@@ -200,15 +220,10 @@ def _divide(config: EngineConfig, model: ModelConfig, kv_format: str, max_len: i
         block_size=size,
         prefix_index=config.prefix_index,
         eviction=config.eviction,
+        num_tails=num_tails,
         tenant_quota=config.tenant_quota,
         is_fair=config.fair_share == "on",
     )
-
-
-def _block_bytes(model: ModelConfig, group: LayerGroup, kv_format: str, block_size: int) -> int:
-    number_bytes = {"fp32": 4, "bf16": 2}[kv_format]
-    per_layer = 2 * model.num_kv_heads * model.head_dim * block_size * number_bytes
-    return per_layer * len(group.layers)
 
 
 def _free_memory_bytes() -> int:

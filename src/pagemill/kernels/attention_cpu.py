@@ -1,35 +1,12 @@
 """Attention over paged KV on the CPU: one ragged call for any mix of chunks and single tokens."""
 
-from dataclasses import dataclass
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from pagemill.kernels.batch import AttentionBatch
 from pagemill.kernels.kv_storage import KVStorage
 
-Int32s = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionBatch:
-    """S sequences of a step in one layer group; any mix of chunks and single tokens.
-
-    Rows [query_start[i], query_start[i + 1]) of q belong to sequence i, whose first one stands at
-    position context_start[i]: so many tokens came before it. Its block ids are [indptr[i],
-    indptr[i + 1]); entry j holds the tokens [j * B, (j + 1) * B). All int32 and contiguous:
-    ``query_start`` [S + 1], ``context_start`` [S], ``block_ids`` [sum of lengths], ``indptr``
-    [S + 1].
-
-        positions   0 ............ context_start[i] ............ end
-                    |  in the cache before  |  the rows of q   |
-    """
-
-    query_start: Int32s
-    context_start: Int32s
-    block_ids: Int32s
-    indptr: Int32s
+__all__ = ["AttentionBatch", "paged_attention"]
 
 
 def paged_attention(
@@ -40,12 +17,14 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention: float32 [T, H, D] of ``q`` float32 [T, H, D]; H a multiple of K.
 
     K and V of the step must be written before. The token at position p reads [p - window + 1, p],
-    blocks before that are not touched. ``softcap`` c turns a score s into c tanh(s / c). Rows of
-    ``q`` may be a view into wider rows.
+    blocks before that are not touched. ``softcap`` c turns a score s into c tanh(s / c);
+    ``sinks`` float32 [H] are one logit more for each head's softmax, without a value. Rows of ``q``
+    may be a view into wider rows.
 
     A row's result depends on its own sequence, position and the order of tokens only: the same bits
     alone or in a batch, in one chunk or many, on one thread or more (csrc/kernels/attention.isa.cpp
@@ -66,5 +45,7 @@ def paged_attention(
         scale,
         window or 0,
         softcap or 0.0,
+        sinks,
+        batch.tail_slots,
     )
     return out

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pagemill.kernels.attention_cpu import AttentionBatch
+from pagemill.kernels.batch import AttentionBatch
 from pagemill.kernels.kv_storage import KVStorage
 
 
@@ -33,10 +33,10 @@ def _read_tokens(
     storage: KVStorage, group: int, index: int, ids: list[int], first: int, end: int
 ) -> tuple[Tensor, Tensor]:
     """K and V of the tokens [first, end) of a table: float64 [end - first, K, D] each."""
-    size = storage.layout.block_size
+    size, layer = storage.block_size, storage.groups[group].layers[index]
     low, high = first // size, -(-end // size)
-    tiles = storage.arenas[group][index, ids[low:high]]
-    k, v = (x.flatten(0, 1).double() for x in storage.layout.decode_tiles(tiles))
+    tiles = storage.tiles(layer)[ids[low:high]]
+    k, v = (x.flatten(0, 1).double() for x in storage.layouts[layer].decode_tiles(tiles))
     return k[first - low * size : end - low * size], v[first - low * size : end - low * size]
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pagemill import _native
+from pagemill.kernels.batch import AttentionBatch
 from pagemill.kernels.kv_storage import KVStorage
 
 
@@ -42,16 +43,24 @@ def rope_and_write(
     query_norm: Tensor | None = None,
     key_norm: Tensor | None = None,
     eps: float = 1e-6,
+    batch: AttentionBatch | None = None,
 ) -> Tensor:
     """Norm the heads of q and k where asked, rotate them in place, store k and v in their tiles.
 
     ``qkv`` [T, H + 2 K, D]: heads of q, k, v. ``cos_sin`` [P, R]: R / 2 cosines, then R / 2 sines
     of each position; channels (i, i + R / 2) turn together (GPT-NeoX order), those from R on stay.
     ``positions``, ``slots`` int32 [T], a slot = block id * B + offset. Norm weights [D]. Returns
-    the view [T, H, D] of q. ValueError where a slot or position lies outside.
+    the view [T, H, D] of q. ValueError where a slot or position lies outside. ``batch`` is for
+    formats that code whole groups (``KVStorage.write_step``).
     """
     group, index = storage.place(layer)
     storage.native[group].rotate_and_write(
         index, qkv, cos_sin, positions, slots, query_norm, key_norm, eps
     )
-    return qkv[:, : qkv.shape[1] - 2 * storage.layout.num_kv_heads]
+    num_kv_heads = storage.num_kv_heads
+    num_heads = qkv.shape[1] - 2 * num_kv_heads
+    if storage.layouts[layer].format.codes_whole_groups:
+        assert batch is not None, "this format is written with its sequences"
+        k, v = torch.split(qkv[:, num_heads:], num_kv_heads, 1)
+        storage.write_step(layer, k, v, batch)
+    return qkv[:, :num_heads]

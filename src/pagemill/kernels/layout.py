@@ -1,33 +1,25 @@
 """Where each byte of KV lies on the device.
 
 A *tile* is one layer's bytes of a block. Tokens are taken 16 at a time (a token group), the unit in
-which number formats code. Device order of one layer group:
+which number formats code; ``codec.py`` says what a group's bytes mean. Device order of one layer
+group:
 
-    [layer][block][KV head][B / 16 token groups][K then V of 16 tokens]
+    [layer][block][KV head][B / 16 token groups][metadata, K, V of 16 tokens]
 
-so that a rank's heads are one sub-range of a tile. Inside a token group (facts/kernels.md 6), in
-memory order; a line of 64 bytes holds 16 tokens of a channel (K) or 16 channels of a token (V):
-
-    fp32   K [D][16 tokens]              V [D / 16][16 tokens][16 channels]
-    bf16   K [D / 2][16 tokens][2]       V [D / 16][8 token pairs][16 channels][2 tokens]
-
-With tokens side by side a processor sums 16 scores at once, and a lane of 32 bits of a pair widens
-to float32 by one shift or one mask.
+so that a rank's heads are one sub-range of a tile, and a tile holds all that is needed to read it.
+With tokens side by side a processor sums 16 scores at once.
 """
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from pagemill.core.errors import ConfigError
-from pagemill.core.layers import BLOCK_SIZES
+from pagemill.core.layers import BLOCK_SIZES, TOKEN_GROUP
+from pagemill.kernels.codec import FORMATS, KvFormat, decode_group, hadamard
 
-TOKEN_GROUP = 16
-"""Tokens that a number format codes together."""
-
-_VALUE_BYTES = {"fp32": 4, "bf16": 2}
-KV_FORMATS = tuple(_VALUE_BYTES)
+KV_FORMATS = tuple(FORMATS)
+MAX_HEAD_DIM = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +38,22 @@ class KvLayout:
             )
         if self.block_size not in BLOCK_SIZES:
             raise ConfigError(f"block size {self.block_size}: choose one of {BLOCK_SIZES}")
-        if self.head_dim <= 0 or self.head_dim % 16:
+        if not 0 < self.head_dim <= MAX_HEAD_DIM or self.head_dim % 16:
             raise ConfigError(
-                f"head dim {self.head_dim}: the KV layout needs a multiple of 16; this model cannot"
-                " be served"
+                f"head dim {self.head_dim}: the KV layout needs a multiple of 16 up to"
+                f" {MAX_HEAD_DIM}; this model cannot be served"
             )
         if self.num_kv_heads < 1:
             raise ConfigError(f"{self.num_kv_heads} KV heads: there must be at least one")
 
     @property
-    def k_bytes(self) -> int:
-        """Bytes of K (and of V) of one head's token group."""
-        return TOKEN_GROUP * self.head_dim * _VALUE_BYTES[self.kv_format]
+    def format(self) -> KvFormat:
+        return FORMATS[self.kv_format]
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of K and V of one head's token group."""
-        return 2 * self.k_bytes
+        """Bytes of one head's token group: metadata, K and V."""
+        return self.format.group_bytes(self.head_dim)
 
     @property
     def groups_per_block(self) -> int:
@@ -73,33 +64,24 @@ class KvLayout:
         """Bytes of one layer's part of a block."""
         return self.num_kv_heads * self.groups_per_block * self.group_bytes
 
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of a layer's tail slot: 16 tokens in bf16. 0 where tokens are coded one by one."""
+        if not self.format.codes_whole_groups:
+            return 0
+        return self.num_kv_heads * FORMATS["bf16"].group_bytes(self.head_dim)
+
     def decode_tiles(self, tiles: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V, float32 [n, B, K, D] each, of tiles uint8 [n, tile_bytes]. Slow and plain."""
-        shape = (tiles.shape[0], self.num_kv_heads, self.groups_per_block, 2, self.k_bytes)
-        parts = tiles.reshape(shape)
-        keys, values = parts[..., 0, :].contiguous(), parts[..., 1, :].contiguous()
-        decode = {"fp32": _decode_fp32, "bf16": _decode_bf16}[self.kv_format]
-        keys, values = decode(keys, values, self.head_dim)
+        """K and V, float32 [n, B, K, D] each, of tiles uint8 [n, tile_bytes]. Slow and plain.
+
+        Rotations are undone. Keys come as they lie in the cache: minus their center.
+        """
+        shape = (tiles.shape[0], self.num_kv_heads, self.groups_per_block, self.group_bytes)
+        keys, values = decode_group(self.kv_format, tiles.reshape(shape), self.head_dim)
+        keys = hadamard(keys) if self.format.rotates_k else keys
+        values = hadamard(values) if self.format.rotates_v else values
         return self._in_order(keys), self._in_order(values)
 
     def _in_order(self, x: Tensor) -> Tensor:
         """[n, K, groups, 16, D] to [n, B, K, D]."""
         return x.permute(0, 2, 3, 1, 4).reshape(-1, self.block_size, *x.shape[1::3])
-
-
-def _decode_fp32(keys: Tensor, values: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Payload bytes [..., k_bytes] to float32 [..., 16, D]."""
-    head = keys.shape[:-1]
-    k = keys.view(torch.float32).reshape(*head, dim, 16).transpose(-1, -2)
-    v = values.view(torch.float32).reshape(*head, dim // 16, 16, 16)
-    return k, v.transpose(-3, -2).reshape(*head, 16, dim)
-
-
-def _decode_bf16(keys: Tensor, values: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Payload bytes [..., k_bytes] to float32 [..., 16, D]."""
-    head, n = keys.shape[:-1], keys.dim() - 1
-    k = keys.view(torch.bfloat16).float().reshape(*head, dim // 2, 16, 2)
-    v = values.view(torch.bfloat16).float().reshape(*head, dim // 16, 8, 16, 2)
-    first = list(range(n))
-    k = k.permute(*first, n + 1, n, n + 2).reshape(*head, 16, dim)
-    return k, v.permute(*first, n + 1, n + 3, n, n + 2).reshape(*head, 16, dim)

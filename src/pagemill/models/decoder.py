@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from pagemill.kernels.attention_cpu import AttentionBatch, paged_attention
+from pagemill.kernels.attention_cpu import paged_attention
+from pagemill.kernels.batch import AttentionBatch
 from pagemill.kernels.fused import gelu_tanh_mul, rms_norm, rope_and_write, silu_mul
 from pagemill.kernels.kv_storage import KVStorage
 from pagemill.kernels.linear import linear
@@ -105,6 +106,7 @@ class Decoder:
             query_norm=layer.query_norm,
             key_norm=layer.key_norm,
             eps=config.rms_eps,
+            batch=batch.attention[group],
         )
         out = paged_attention(
             q,

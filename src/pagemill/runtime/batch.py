@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from pagemill.core.step import GroupTables, StepPlan
-from pagemill.kernels.attention_cpu import AttentionBatch
+from pagemill.kernels.batch import AttentionBatch
 from pagemill.models.decoder import TokenBatch
 
 Int32 = npt.NDArray[np.int32]
@@ -28,6 +28,7 @@ def make_batch(plan: StepPlan, block_size: int) -> TokenBatch:
     sequence_of = np.repeat(np.arange(len(counts)), counts)
     positions = np.arange(len(token_ids), dtype=np.int32)
     positions += (starts - query_start[:-1])[sequence_of]
+    tail_slots = np.array(plan.tail_slots, dtype=np.int32) if plan.tail_slots else None
     slots, attention = [], []
     for tables in plan.tables:
         slots.append(torch.from_numpy(_slots(tables, sequence_of, positions, block_size)))
@@ -37,6 +38,7 @@ def make_batch(plan: StepPlan, block_size: int) -> TokenBatch:
                 context_start=starts,
                 block_ids=np.asarray(tables.block_ids, dtype=np.int32),
                 indptr=np.asarray(tables.indptr, dtype=np.int32),
+                tail_slots=tail_slots,
             )
         )
     return TokenBatch(

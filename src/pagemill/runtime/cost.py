@@ -15,29 +15,30 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Counts from shapes alone. ``kv_token_bytes`` is one token's K and V of one layer."""
+    """Counts from shapes alone. ``kv_token_bytes``: one token's K and V, one number a layer."""
 
     config: ModelConfig
     weight_bytes: int
     matrix_parameters: int
-    kv_token_bytes: int
+    kv_token_bytes: tuple[float, ...]
 
     def of(self, plan: StepPlan) -> StepCost:
         """Bytes and floating-point operations (a multiply-add counts two) of a plan."""
         config, groups = self.config, self.config.layer_groups
-        kv_tokens, pairs, num_tokens, num_logits = 0, 0, 0, 0
+        kv_bytes, pairs, num_tokens, num_logits = 0.0, 0, 0, 0
+        token_bytes = [sum(self.kv_token_bytes[i] for i in group.layers) for group in groups]
         for part in plan.sequences:
             num_tokens += part.count
             num_logits += part.sampling is not None
-            for group in groups:
+            for group, one in zip(groups, token_bytes, strict=True):
                 num_layers = len(group.layers)
-                kv_tokens += num_layers * _tokens_read(part.start, part.count, group.window)
+                kv_bytes += one * _tokens_read(part.start, part.count, group.window)
                 pairs += num_layers * _pairs(part.start, part.count, group.window)
         head = config.vocab_size * config.hidden_size * num_logits
         attention = 2 * config.num_heads * config.head_dim * pairs
         return StepCost(
             weight_bytes=self.weight_bytes,
-            kv_bytes=kv_tokens * self.kv_token_bytes,
+            kv_bytes=round(kv_bytes),
             flops=2 * (self.matrix_parameters * num_tokens + head + attention),
         )
 

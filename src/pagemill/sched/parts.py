@@ -1,5 +1,7 @@
 """The part of a request that a step computes, as the executor sees it."""
 
+from pagemill.cache.manager import CacheManager
+from pagemill.core.layers import TOKEN_GROUP
 from pagemill.core.request import Request
 from pagemill.core.step import SequencePlan, TokenLogprobs
 
@@ -30,6 +32,14 @@ def sequence_plan(request: Request, count: int) -> SequencePlan:
         prompt_logprobs=request.sampling.prompt_logprobs if scores else None,
         next_prompt_token_id=ids[end] if scores and end < len(ids) else None,
     )
+
+
+def num_kept_tokens(request: Request, cache: CacheManager) -> int:
+    """Computed tokens whose KV lies in the blocks: all, or those of whole groups where the KV
+    format codes these (the rest is in the tail slot, which goes when the table is released)."""
+    computed = request.num_computed_tokens
+    whole = computed // TOKEN_GROUP * TOKEN_GROUP
+    return whole if cache.config.codes_whole_groups else computed
 
 
 def fresh_scores(

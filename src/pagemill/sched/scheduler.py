@@ -21,7 +21,7 @@ from pagemill.core.step import (
 from pagemill.core.types import SequenceId, StepId
 from pagemill.sched.admission import Admission
 from pagemill.sched.budget import TokenBudget
-from pagemill.sched.parts import fresh_scores, sequence_plan
+from pagemill.sched.parts import fresh_scores, num_kept_tokens, sequence_plan
 from pagemill.sched.preemption import choose_victim
 from pagemill.sched.queue import WaitingQueue, order_named
 from pagemill.sched.values import SchedulerConfig, SchedulerStats, SequenceOutput
@@ -139,7 +139,7 @@ class Scheduler:
         table = request.table_id
         assert table is not None
         if is_sound:
-            self.cache.commit(table, request.token_ids, request.num_computed_tokens)
+            self.cache.commit(table, request.token_ids, num_kept_tokens(request, self.cache))
         self.cache.release(table, is_finished=is_finished, has_tool_calls=request.has_tools)
         request.table_id = None
 
@@ -308,6 +308,7 @@ class Scheduler:
             sequences=tuple(sequence_plan(item.request, item.count) for item in planned),
             tables=self.cache.block_tables([t for t in tables if t is not None]),
             copies=tuple(copy for item in planned for copy in item.copies),
+            tail_slots=self.cache.tail_slots([t for t in tables if t is not None]),
         )
         self._next_step += 1
         self.stats.num_steps += 1
@@ -368,7 +369,8 @@ class Scheduler:
         block_size = self.cache.config.block_size
         is_full = part.start // block_size != request.num_computed_tokens // block_size
         if is_full or self._has_window:
-            self.cache.commit(request.table_id, request.token_ids, request.num_computed_tokens)
+            kept = num_kept_tokens(request, self.cache)
+            self.cache.commit(request.table_id, request.token_ids, kept)
 
     def _why_finished(self, request: Request, outcome: SequenceResult) -> FinishReason | None:
         if outcome.token_id is None:

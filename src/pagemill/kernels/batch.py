@@ -1,0 +1,30 @@
+"""The sequences of a step as arrays, for the kernels."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32s = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """S sequences of a step in one layer group; any mix of chunks and single tokens.
+
+    Rows [query_start[i], query_start[i + 1]) of q belong to sequence i, whose first one stands at
+    position context_start[i]: so many tokens came before it. Its block ids are [indptr[i],
+    indptr[i + 1]); entry j holds the tokens [j * B, (j + 1) * B). All int32 and contiguous:
+    ``query_start`` [S + 1], ``context_start`` [S], ``block_ids`` [sum of lengths], ``indptr``
+    [S + 1]. ``tail_slots`` [S]: where a sequence's unfilled group of 16 tokens is kept, for formats
+    that code whole groups.
+
+        positions   0 ............ context_start[i] ............ end
+                    |  in the cache before  |  the rows of q   |
+    """
+
+    query_start: Int32s
+    context_start: Int32s
+    block_ids: Int32s
+    indptr: Int32s
+    tail_slots: Int32s | None = None
