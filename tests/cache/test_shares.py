@@ -74,7 +74,7 @@ def test_under_a_quota_alone_the_chosen_policy_ranks_all_tenants_together() -> N
     for tenant in range(1, 100):
         if tenant != 50:
             ask(cache, tenant, 100 * tenant)
-    assert num_cached(cache, 50, range(0, 1)) == 2
+    assert num_cached(cache, 50, range(1)) == 2
     assert num_cached(cache, 99, range(9900, 9901)) == 2
 
 
