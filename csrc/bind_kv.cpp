@@ -54,7 +54,7 @@ void require_rows(const Array &x, size_t num_tokens, int num_heads, int head_dim
 // The sequences of a step as arrays, tail slots where a format codes whole groups.
 struct StepArrays {
     Ints query_start, context_start, block_ids, indptr;
-    std::optional<Ints> tail_slots;
+    std::optional<Ints> tail_slots, runs, members, run_indptr;
 };
 
 class KvArena {
@@ -123,7 +123,8 @@ class KvArena {
         require_rows(v, k.shape(0), num_kv_heads_, head_dim_);
         const KvView kv = view(layer);
         require(pagemill::codes_whole_groups(kv.format), "this format is written by slots");
-        const StepArrays step = {query_start, context_start, block_ids, indptr, tail_slots};
+        const StepArrays step = {query_start, context_start, block_ids, indptr,
+                                 tail_slots,  {},            {},        {}};
         const pagemill::SequenceBatch batch = checked(layer, step, k.shape(0));
         const pagemill::KvWrite write = {kv, k.data(), v.data(), k.stride(0), v.stride(0), nullptr};
         nb::gil_scoped_release release;
@@ -168,7 +169,8 @@ class KvArena {
     void attention(int64_t layer, ConstHeadRows q, HeadRows out, Ints query_start,
                    Ints context_start, Ints block_ids, Ints indptr, float scale, int64_t window,
                    float softcap, std::optional<ConstFloats> sinks,
-                   std::optional<Ints> tail_slots) {
+                   std::optional<Ints> tail_slots, std::optional<Ints> runs,
+                   std::optional<Ints> members, std::optional<Ints> run_indptr) {
         const size_t num_tokens = q.shape(0);
         const int num_heads = static_cast<int>(q.shape(1));
         require_rows(q, num_tokens, num_heads, head_dim_);
@@ -178,7 +180,8 @@ class KvArena {
         require(window >= 0 && softcap >= 0, "window and softcap must not be negative");
         require(!sinks || sinks->size() == static_cast<size_t>(num_heads),
                 "sinks need one number a query head");
-        const StepArrays step = {query_start, context_start, block_ids, indptr, tail_slots};
+        const StepArrays step = {query_start, context_start, block_ids, indptr,
+                                 tail_slots,  runs,          members,   run_indptr};
         const pagemill::SequenceBatch batch = checked(layer, step, num_tokens);
         const pagemill::AttentionCall call = {
             view(layer), q.data(), out.data(), q.stride(0), out.stride(0),
@@ -226,7 +229,8 @@ class KvArena {
                                          step.context_start.data(),
                                          step.block_ids.data(),
                                          step.indptr.data(),
-                                         {}};
+                                         {},
+                                         shared_runs(step)};
         const KvView kv = view(layer);
         const char *wrong =
             pagemill::check_batch(batch, kv, static_cast<int64_t>(num_tokens),
@@ -243,6 +247,20 @@ class KvArena {
         if (static_cast<int64_t>(raw_.size()) < size) raw_.resize(static_cast<size_t>(size));
         batch.raw = {step.tail_slots->data(), tails_[static_cast<size_t>(layer)], raw_.data()};
         return batch;
+    }
+
+    static pagemill::SharedRuns shared_runs(const StepArrays &step) {
+        if (!step.runs) return {};
+        const size_t num_runs = step.runs->size() / 2;
+        require(step.members && step.run_indptr && step.run_indptr->size() == num_runs + 1,
+                "shared runs need their members");
+        const int32_t *indptr = step.run_indptr->data();
+        require(indptr[0] == 0 && indptr[num_runs] == int32_t(step.members->size()),
+                "the members of shared runs do not fit their count");
+        for (size_t i = 0; i < num_runs; ++i) {
+            require(indptr[i] <= indptr[i + 1], "the members of shared runs descend");
+        }
+        return {int64_t(num_runs), step.runs->data(), step.members->data(), indptr};
     }
 
     pagemill::KvWrite make_write(int64_t layer, const float *k, const float *v, int64_t stride,
@@ -333,5 +351,6 @@ void bind_kv(nb::module_ &m) {
         .def("attention", &KvArena::attention, nb::arg("layer"), nb::arg("q"), nb::arg("out"),
              nb::arg("query_start"), nb::arg("context_start"), nb::arg("block_ids"),
              nb::arg("indptr"), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"),
-             nb::arg("sinks").none(), nb::arg("tail_slots").none());
+             nb::arg("sinks").none(), nb::arg("tail_slots").none(), nb::arg("runs").none(),
+             nb::arg("members").none(), nb::arg("run_indptr").none());
 }

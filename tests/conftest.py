@@ -11,14 +11,16 @@ from pagemill.models.home import known_model_path
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gemma", action="store_true", help="also run the tests on Gemma 3 270M")
+    parser.addoption("--qwen", action="store_true", help="also those on Qwen2.5-Coder-0.5B")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Gemma's tests need a file that only ``scripts/fetch-gemma`` brings."""
-    if not config.getoption("--gemma"):
-        left_out = [item for item in items if item.get_closest_marker("gemma")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    """These tests need files that only ``scripts/fetch-gemma`` and ``scripts/fetch-qwen`` bring."""
+    for name in ("gemma", "qwen"):
+        if not config.getoption(f"--{name}"):
+            left_out = [item for item in items if item.get_closest_marker(name)]
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

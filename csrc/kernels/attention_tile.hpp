@@ -16,19 +16,8 @@ static inline int64_t round_up(int64_t count, int64_t size) {
     return (count + size - 1) / size * size;
 }
 
-// The sums of a segment, or of all segments so far: of row r the reference m[r], the sum of weights
-// l[r] and the weighted sum of values acc[r][D].
-struct Partial {
-    float *m, *l, *acc;
-};
-
 static inline int64_t partial_size(int64_t num_rows, int64_t dim) {
-    return 2 * round_up(num_rows, 16) + num_rows * dim;
-}
-
-static inline Partial partial_in(float *memory, int64_t num_rows) {
-    const int64_t stride = round_up(num_rows, 16);
-    return {memory, memory + stride, memory + 2 * stride};
+    return 2 * partial_stride(num_rows) + num_rows * dim;
 }
 
 static inline void clear(const Partial &partial, int64_t num_rows, int64_t dim) {
@@ -109,7 +98,8 @@ struct Scratch {
 
 static inline Tile make_tile(const AttentionCall &call, const RowTile &rows, float *memory) {
     const int64_t each = heads_each(call), num_rows = rows.num_tokens * each;
-    const int64_t dim = call.kv.head_dim, end = rows.position + rows.num_tokens;
+    const int64_t dim = call.kv.head_dim;
+    const int64_t end = rows.position + (rows.token_rows ? 1 : rows.num_tokens);
     const int64_t begin = call.window ? larger(int64_t{0}, rows.position - call.window + 1) : 0;
     const bool many = num_rows > kDirectRows;
     const bool widens = !uses_tiles(call) && must_widen(call.kv.format, many);
@@ -162,8 +152,9 @@ static inline void load_queries(Tile &tile) {
     const bool shifts = call.kv.centers && (call.softcap > 0 || call.sinks);
     const float *center = shifts ? call.kv.centers + tile.rows.kv_head * dim : nullptr;
     for (int64_t t = 0; t < tile.rows.num_tokens; ++t) {
-        const float *from =
-            call.q + (tile.rows.first_token + t) * call.q_stride + tile.rows.kv_head * width;
+        const int64_t row =
+            tile.rows.token_rows ? tile.rows.token_rows[t] : tile.rows.first_token + t;
+        const float *from = call.q + row * call.q_stride + tile.rows.kv_head * width;
         float *to = tile.q + t * width;
         for (int64_t i = 0; i < width; ++i) to[i] = from[i] * factor;
     }

@@ -60,7 +60,22 @@ struct RowTile {
     int64_t position;  // of the first token in its sequence
     int kv_head;
     const uint8_t *raw;  // the group of its tokens, not coded yet; null where all is coded
+    // Rows of q, where they are of several sequences that share blocks; all stand behind
+    // `position`, the last token that is read. null: num_tokens from first_token on.
+    const int32_t *token_rows;
 };
+
+// The sums of a segment, or of all segments so far: of row r the reference m[r], the sum of weights
+// l[r] and the weighted sum of values acc[r][D].
+struct Partial {
+    float *m, *l, *acc;
+};
+
+inline int64_t partial_stride(int64_t num_rows) { return (num_rows + 15) / 16 * 16; }
+inline Partial partial_in(float *memory, int64_t num_rows) {
+    const int64_t stride = partial_stride(num_rows);
+    return {memory, memory + stride, memory + 2 * stride};
+}
 
 // A token range of K and V to store. A slot is block id * B + offset. Rows of k and v lie
 // `*_stride` floats apart, the heads of a token D floats.

@@ -1,5 +1,6 @@
 // Attention against a plain double reference, every instruction set of this processor, memory that
 // ends exactly where the arena and the arrays end.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -180,7 +181,9 @@ struct Case {
     }
 };
 
+// On matrix tiles a float32 is the sum of two bfloat16: 2^-18 of it is lost.
 void check_case(const Case &c, double most = 2e-5) {
+    if (!std::strcmp(isa_name(), "amx")) most = std::max(most, 6e-5);
     std::vector<float> out = c.run();
     for (size_t i = 0; i < c.spans.size(); ++i) {
         for (int row = 0; row < c.spans[i].count; ++row) {

@@ -188,6 +188,9 @@ class KvArena:
         softcap: float,
         sinks: Tensor | None,
         tail_slots: NDArray[numpy.int32] | None,
+        runs: NDArray[numpy.int32] | None,
+        members: NDArray[numpy.int32] | None,
+        run_indptr: NDArray[numpy.int32] | None,
     ) -> None: ...
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from model.checkpoints import random_prompt
+from model.checkpoints import random_model, random_prompt, save_folder
 from model.tiny_engine import Run, TinyEngine, tiny_checkpoint
 from pagemill.cache.testing import swap_cached_blocks
 from pagemill.core.types import GroupId
@@ -167,3 +167,33 @@ def test_a_swapped_block_is_noticed(make: Callable[..., TinyEngine], reference: 
     again = engine.ask(PROMPT)
     assert again.num_cached_tokens == hits(engine, 149)
     assert not again.same_as(reference)
+
+
+@pytest.mark.parametrize("kv_format", ["fp32", "i8", "i4c"])
+def test_a_prefix_that_is_read_once_for_all(tmp_path: Path, key_file: Path, kv_format: str) -> None:
+    """Three sequences decode over the same 640 tokens: the plan names the run, the answers are
+    those of sequences alone."""
+    wide = random_model("llama", max_position_embeddings=1024)
+    model = save_folder(wide, tmp_path / "llama")
+    settings = {"kv_format": kv_format, "kv_format_force": "on", "num_blocks": 300}
+    engine = TinyEngine(model, key_file, **settings)
+    prefix = random_prompt(640)
+    prompts = [[*prefix, *random_prompt(5 + i)] for i in range(3)]
+    engine.ask(prefix, max_tokens=1)
+    plan, runs = engine.engine.scheduler.plan, []
+
+    def watched(now_ns: int) -> Any:
+        made = plan(now_ns)
+        runs.extend(made.shared[0] if made and made.shared else ())
+        return made
+
+    engine.engine.scheduler.plan = watched  # type: ignore[method-assign]
+    together = [engine.add(prompt) for prompt in prompts]
+    engine.run()
+    assert {(run.first, run.num_blocks, run.members) for run in runs} >= {(0, 40, (0, 1, 2))}
+    plain = TinyEngine(model, key_file, prefix_index="off", **settings)
+    for run, prompt in zip(together, prompts, strict=True):
+        alone = plain.ask(prompt)
+        assert run.same_as(alone) or (kv_format != "fp32" and run.distance(alone) < 0.2)
+    engine.close()
+    plain.close()

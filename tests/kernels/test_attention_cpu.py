@@ -1,6 +1,7 @@
 """The compiled attention against the plain one, torch's own, and itself in other company."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from model.kv_case import ISAS, Case, make_case
 from pagemill import _native
 from pagemill.kernels.attention_cpu import AttentionBatch, paged_attention
 from pagemill.kernels.attention_ref import paged_attention_ref
+from pagemill.kernels.batch import SharedBlocks
 
 MIX = [(0, 1), (0, 37), (15, 1), (16, 1), (100, 2), (63, 70), (700, 1), (1300, 5), (511, 3)]
 
@@ -211,3 +213,49 @@ def test_wrong_arrays_are_refused() -> None:
     uneven = make_case([(100, 3)], num_heads=5, num_kv_heads=2)
     with pytest.raises(ValueError, match="multiple"):
         run(uneven)
+
+
+# ---------------------------------------------------------------- shared runs
+
+
+def shared_case(kv_format: str, head_dim: int = 64) -> tuple[Case, AttentionBatch]:
+    """Six sequences: all share 40 blocks, three of them 40 more, then each goes its own way; one
+    computes a chunk, one has nothing in common. The same batch with its runs beside."""
+    spans = [(1400 + 30 * i, 1) for i in range(5)] + [(1320, 7), (900, 1)]
+    case = make_case(spans, num_heads=6, num_kv_heads=2, head_dim=head_dim, kv_format=kv_format)
+    ids, indptr = case.batch.block_ids, case.batch.indptr
+    for i in range(1, 6):
+        ids[indptr[i] : indptr[i] + (80 if i < 3 else 40)] = ids[: 80 if i < 3 else 40]
+    shared = SharedBlocks(*(np.array(x, np.int32) for x in (
+        [0, 40, 40, 40], [0, 1, 2, 3, 4, 5, 0, 1, 2], [0, 6, 9])))  # fmt: skip
+    return case, replace(case.batch, shared=shared)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80])
+@pytest.mark.parametrize("kv_format", ["fp32", "bf16", "i8", "f8", "k8v4"])
+def test_shared_runs_give_the_same_bits(isa: str, kv_format: str, head_dim: int) -> None:
+    case, batch = shared_case(kv_format, head_dim)
+    apart = paged_attention(case.q, case.storage, 1, case.batch, case.scale)
+    together = paged_attention(case.q, case.storage, 1, batch, case.scale)
+    assert torch.equal(apart, together)
+    assert torch.isfinite(together).all()
+
+
+@pytest.mark.parametrize(
+    ("runs", "members", "indptr", "words"),
+    [
+        ([0, 85], [0, 1], [0, 2], "other blocks"),
+        ([0, 900], [0, 1], [0, 2], "longer than a block table"),
+        ([-1, 4], [0, 1], [0, 2], "no range"),
+        ([0, 4], [0, 7], [0, 2], "not there"),
+        ([0, 4], [0, 1], [0, 3], "do not fit"),
+        ([0, 4], [0, 1], [0], "need their members"),
+    ],
+)
+def test_shared_runs_that_are_not_shared(
+    runs: list[int], members: list[int], indptr: list[int], words: str
+) -> None:
+    case, batch = shared_case("bf16")
+    wrong = SharedBlocks(*(np.array(x, np.int32) for x in (runs, members, indptr)))
+    with pytest.raises(ValueError, match=words):
+        paged_attention(case.q, case.storage, 1, replace(batch, shared=wrong), case.scale)

@@ -7,14 +7,14 @@ from typing import Any, cast
 from pagemill._native import CacheCore
 from pagemill.cache.eviction import EvictionPolicy
 from pagemill.cache.keys import chain_root
-from pagemill.cache.prefix_index import PrefixMatch, SharedRun
+from pagemill.cache.prefix_index import PrefixMatch
 from pagemill.cache.stats import CacheStats, GroupStats
 from pagemill.cache.tails import TailSlots
 from pagemill.core.errors import IntegrityError
 from pagemill.core.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from pagemill.core.layers import TOKEN_GROUP, CacheConfig
 from pagemill.core.retention import Retention
-from pagemill.core.step import BlockCopy, GroupTables
+from pagemill.core.step import BlockCopy, GroupTables, SharedRun
 from pagemill.core.types import BlockHash, BlockId, GroupId, IntBuffer, TableId
 
 

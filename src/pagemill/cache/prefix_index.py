@@ -19,15 +19,6 @@ from pagemill.core.types import BlockHash, BlockId, GroupId
 
 
 @dataclass(frozen=True, slots=True)
-class SharedRun:
-    """Blocks [first, first + num_blocks) that stand in all of these tables (places in the call)."""
-
-    first: int
-    num_blocks: int
-    members: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """``num_tokens`` of a prompt are cached. Good until the cache changes; holds nothing."""
 

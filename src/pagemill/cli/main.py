@@ -4,12 +4,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pagemill.cli import doctor, explain, pull, replay, serve
+from pagemill.cli import doctor, explain, pull, quality, replay, serve
 from pagemill.cli.many import one_value_each
 from pagemill.cli.options import MANY_FLAGS
 from pagemill.core.errors import PagemillError
 
-COMMANDS = (serve, replay, explain, pull, doctor)
+COMMANDS = (serve, quality, replay, explain, pull, doctor)
 
 
 def make_parser() -> argparse.ArgumentParser:

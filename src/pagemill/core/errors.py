@@ -7,6 +7,7 @@
     │   └── TooLongError     it can never fit the context or the pool
     ├── QueueFullError       too many requests wait (HTTP 429)
     ├── EngineStoppedError   the engine drains or has failed (HTTP 503)
+    ├── ControlError         a measurement's own control failed: its figures mean nothing
     ├── IntegrityError       the cache broke one of its invariants
     └── MissingExtraError    an optional part is not installed; the message names the pip command
 
@@ -48,6 +49,10 @@ class QueueFullError(PagemillError):
 
 class EngineStoppedError(PagemillError):
     """The engine drains, has been closed, or has failed."""
+
+
+class ControlError(PagemillError):
+    """A control of a measurement failed, so that its figures mean nothing."""
 
 
 class IntegrityError(PagemillError):

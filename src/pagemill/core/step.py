@@ -54,6 +54,18 @@ class GroupTables:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedRun:
+    """Entries [first, first + num_blocks) that are the same blocks in all of these tables.
+
+    ``members`` are places in the call, or in the step: attention reads the run once for them.
+    """
+
+    first: int
+    num_blocks: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: what to copy, then what to compute. ``tables`` has one entry per layer group."""
 
@@ -63,6 +75,8 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     tail_slots: tuple[int, ...] = ()
     """One a sequence where the KV format codes whole groups, else none."""
+    shared: tuple[tuple[SharedRun, ...], ...] = ()
+    """Long runs that decoding sequences share, one entry a layer group; or none at all."""
 
     @property
     def num_tokens(self) -> int:

@@ -23,7 +23,9 @@ from pagemill.engine.kv_choice import (
     kv_formats,
     name_formats,
     tail_bytes,
+    tokens_per_gib,
 )
+from pagemill.engine.kv_probe import suit_formats
 from pagemill.engine.loop import Step
 from pagemill.kernels.kv_storage import KVStorage
 from pagemill.kernels.threads import use_threads
@@ -99,10 +101,17 @@ def _build(
     dtype = _dtype(config.dtype)
     path = find_model(config.model)
     model = load_model(path, dtype, template_file=config.chat_template, progress=progress)
-    formats = kv_formats(config, model.config, dtype)
     max_len = _max_model_len(config, model.config)
-    cache_config = _divide(config, model.config, formats, max_len)
+    decoder = Decoder(model.config, model.weights, max_len)
     centers = key_centers(model.config, model.weights)
+    formats, warnings = suit_formats(
+        model,
+        decoder,
+        kv_formats(config, model.config, dtype),
+        centers,
+        is_forced=config.kv_format_force == "on",
+    )
+    cache_config = _divide(config, model.config, formats, max_len)
     storage = KVStorage(
         cache_config,
         formats,
@@ -117,7 +126,7 @@ def _build(
     engine = Engine(
         scheduler=Scheduler(_scheduler_config(config, max_len), cache),
         cache=cache,
-        executor=_runner(model, storage, max_len, thread),
+        executor=_runner(model, decoder, storage, thread),
         clock=SystemClock(),
         tokenizer=model.tokenizer,
         eos_token_ids=model.eos_token_ids,
@@ -129,13 +138,13 @@ def _build(
         declared = model.config.max_positions
         line = f"the model declares {declared} tokens: --max-model-len asks for more than {max_len}"
         choices = (choices[0], line, *choices[1:])
+    choices = (*warnings, *choices, tokens_per_gib(model.config, config.block_size))
     return BuiltEngine(engine, model, cache_config, name_formats(formats), max_len, choices)
 
 
 def _runner(
-    model: Model, storage: KVStorage, max_len: int, thread: ThreadPoolExecutor
+    model: Model, decoder: Decoder, storage: KVStorage, thread: ThreadPoolExecutor
 ) -> ModelRunner:
-    decoder = Decoder(model.config, model.weights, max_len)
     cost = CostModel(
         config=model.config,
         weight_bytes=model.weights.num_bytes(),

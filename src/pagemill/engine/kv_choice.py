@@ -8,6 +8,7 @@ import torch
 from pagemill.core.config import EngineConfig
 from pagemill.core.errors import ConfigError
 from pagemill.core.layers import LayerGroup
+from pagemill.kernels.codec import FORMATS
 from pagemill.kernels.layout import KvLayout
 from pagemill.models.config import ModelConfig
 from pagemill.models.rope import inverse_frequencies
@@ -112,6 +113,16 @@ def block_bytes(
 ) -> int:
     """Bytes of a block of a layer group."""
     return sum(_layout(model, formats[layer], block_size).tile_bytes for layer in group.layers)
+
+
+def tokens_per_gib(model: ModelConfig, block_size: int) -> str:
+    """How many tokens fit into a GiB in each format, for a person. (A window layer keeps a token
+    only while it is inside the window; here all layers count.)"""
+    counts = []
+    for name in FORMATS:
+        tile = _layout(model, name, block_size).tile_bytes * model.num_layers
+        counts.append(f"{name} {(1 << 30) * block_size // tile:,}")
+    return "tokens in 1 GiB of KV: " + ", ".join(counts)
 
 
 def tail_bytes(model: ModelConfig, formats: Sequence[str]) -> int:

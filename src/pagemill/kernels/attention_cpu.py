@@ -33,6 +33,7 @@ def paged_attention(
     ValueError where shapes, tables or block ids do not fit; nothing is read outside the arena.
     """
     group, index = storage.place(layer)
+    shared = batch.shared
     out = torch.empty(q.shape, dtype=torch.float32)
     storage.native[group].attention(
         index,
@@ -47,5 +48,8 @@ def paged_attention(
         softcap or 0.0,
         sinks,
         batch.tail_slots,
+        shared.runs if shared else None,
+        shared.members if shared else None,
+        shared.run_indptr if shared else None,
     )
     return out

@@ -9,6 +9,21 @@ Int32s = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
+class SharedBlocks:
+    """Runs of blocks that several sequences have at the same places of their tables; attention
+    reads them once for all that compute one token.
+
+    ``runs`` int32 [2 R]: first entry and number of entries of each run. ``members`` int32: those of
+    run r are the sequences members[run_indptr[r]] ... members[run_indptr[r + 1] - 1].
+    ``run_indptr`` [R + 1].
+    """
+
+    runs: Int32s
+    members: Int32s
+    run_indptr: Int32s
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """S sequences of a step in one layer group; any mix of chunks and single tokens.
 
@@ -28,3 +43,4 @@ class AttentionBatch:
     block_ids: Int32s
     indptr: Int32s
     tail_slots: Int32s | None = None
+    shared: SharedBlocks | None = None

@@ -39,6 +39,7 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights, num_positions: int) -> None:
         self.config = config
         self.weights = weights
+        self.num_positions = num_positions
         full, local = config.ropes
         head_dim = config.head_dim
         self._cos_sin = cos_sin_table(full, head_dim, num_positions, weights.rope_factors)

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagemill.core.step import GroupTables, StepPlan
-from pagemill.kernels.batch import AttentionBatch
+from pagemill.core.step import GroupTables, SharedRun, StepPlan
+from pagemill.kernels.batch import AttentionBatch, SharedBlocks
 from pagemill.models.decoder import TokenBatch
 
 Int32 = npt.NDArray[np.int32]
@@ -30,7 +30,8 @@ def make_batch(plan: StepPlan, block_size: int) -> TokenBatch:
     positions += (starts - query_start[:-1])[sequence_of]
     tail_slots = np.array(plan.tail_slots, dtype=np.int32) if plan.tail_slots else None
     slots, attention = [], []
-    for tables in plan.tables:
+    shared = [_shared(runs) for runs in plan.shared] or [None] * len(plan.tables)
+    for tables, runs in zip(plan.tables, shared, strict=True):
         slots.append(torch.from_numpy(_slots(tables, sequence_of, positions, block_size)))
         attention.append(
             AttentionBatch(
@@ -39,6 +40,7 @@ def make_batch(plan: StepPlan, block_size: int) -> TokenBatch:
                 block_ids=np.asarray(tables.block_ids, dtype=np.int32),
                 indptr=np.asarray(tables.indptr, dtype=np.int32),
                 tail_slots=tail_slots,
+                shared=runs,
             )
         )
     return TokenBatch(
@@ -46,6 +48,17 @@ def make_batch(plan: StepPlan, block_size: int) -> TokenBatch:
         positions=torch.from_numpy(positions),
         slots=tuple(slots),
         attention=tuple(attention),
+    )
+
+
+def _shared(runs: Sequence[SharedRun]) -> SharedBlocks | None:
+    if not runs:
+        return None
+    members = [run.members for run in runs]
+    return SharedBlocks(
+        runs=np.array([(run.first, run.num_blocks) for run in runs], dtype=np.int32).ravel(),
+        members=np.concatenate(members).astype(np.int32),
+        run_indptr=np.cumsum([0, *map(len, members)]).astype(np.int32),
     )
 
 

@@ -1,9 +1,16 @@
 """The part of a request that a step computes, as the executor sees it."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from pagemill.cache.manager import CacheManager
 from pagemill.core.layers import TOKEN_GROUP
 from pagemill.core.request import Request
-from pagemill.core.step import SequencePlan, TokenLogprobs
+from pagemill.core.step import SequencePlan, SharedRun, TokenLogprobs
+from pagemill.core.types import GroupId
+
+MIN_SHARED_TOKENS = 512
+"""Shorter runs are not worth a plan of their own."""
 
 
 def sequence_plan(request: Request, count: int) -> SequencePlan:
@@ -32,6 +39,29 @@ def sequence_plan(request: Request, count: int) -> SequencePlan:
         prompt_logprobs=request.sampling.prompt_logprobs if scores else None,
         next_prompt_token_id=ids[end] if scores and end < len(ids) else None,
     )
+
+
+def shared_runs(
+    sequences: Sequence[SequencePlan], cache: CacheManager
+) -> tuple[tuple[SharedRun, ...], ...]:
+    """The long runs of blocks that sequences share which compute one token in this step: attention
+    reads them once for all. One entry a layer group; nothing where nobody shares."""
+    places = [i for i, part in enumerate(sequences) if part.count == 1]
+    if len(places) < 2:
+        return ()
+    tables = [sequences[i].table_id for i in places]
+    least = MIN_SHARED_TOKENS // cache.config.block_size
+    found = []
+    for index, group in enumerate(cache.config.groups):
+        runs = cache.shared_runs(tables, GroupId(index)) if group.window is None else ()
+        found.append(
+            tuple(
+                replace(run, members=tuple(places[i] for i in run.members))
+                for run in runs
+                if run.num_blocks >= least
+            )
+        )
+    return tuple(found) if any(found) else ()
 
 
 def num_kept_tokens(request: Request, cache: CacheManager) -> int:

@@ -21,7 +21,7 @@ from pagemill.core.step import (
 from pagemill.core.types import SequenceId, StepId
 from pagemill.sched.admission import Admission
 from pagemill.sched.budget import TokenBudget
-from pagemill.sched.parts import fresh_scores, num_kept_tokens, sequence_plan
+from pagemill.sched.parts import fresh_scores, num_kept_tokens, sequence_plan, shared_runs
 from pagemill.sched.preemption import choose_victim
 from pagemill.sched.queue import WaitingQueue, order_named
 from pagemill.sched.values import SchedulerConfig, SchedulerStats, SequenceOutput
@@ -302,13 +302,15 @@ class Scheduler:
     # ------------------------------------------------------------ emit and apply
 
     def _emit(self, planned: list[_Planned]) -> StepPlan:
-        tables = [item.request.table_id for item in planned]
+        tables = [item.request.table_id for item in planned if item.request.table_id is not None]
+        sequences = tuple(sequence_plan(item.request, item.count) for item in planned)
         plan = StepPlan(
             step_id=StepId(self._next_step),
-            sequences=tuple(sequence_plan(item.request, item.count) for item in planned),
-            tables=self.cache.block_tables([t for t in tables if t is not None]),
+            sequences=sequences,
+            tables=self.cache.block_tables(tables),
             copies=tuple(copy for item in planned for copy in item.copies),
-            tail_slots=self.cache.tail_slots([t for t in tables if t is not None]),
+            tail_slots=self.cache.tail_slots(tables),
+            shared=shared_runs(sequences, self.cache),
         )
         self._next_step += 1
         self.stats.num_steps += 1
