@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kSlack = 6.0f;
 
-bool has_bf16_tiles(const Tile &tile) { return !tile.is_coded && uses_tiles(tile.call); }
+bool has_bf16_tiles(const Tile &tile) { return !tile.is_coded && uses_tiles(*tile.call); }
 
 void score_step(const Tile &tile, const Step &step) {
     if (tile.is_coded) score_coded(tile, step);
@@ -40,7 +40,7 @@ void value_step(const Tile &tile, const Step &step) {
 
 // softcap * tanh(s / softcap), in base 2; the division is in q already
 void cap_scores(const Tile &tile, int num_groups) {
-    const Vec cap = broadcast(tile.call.softcap * kLog2E);
+    const Vec cap = broadcast(tile.call->softcap * kLog2E);
     for (int64_t r = 0; r < tile.num_rows; ++r) {
         float *scores = tile.scores + r * kStepTokens;
         for (int i = 0; i < num_groups * kGroupTokens; i += kLanes) {
@@ -52,7 +52,7 @@ void cap_scores(const Tile &tile, int num_groups) {
 // Tokens that the row at `position` may not read get -inf.
 void mask_row(const Tile &tile, const Step &step, int64_t position, float *scores) {
     const int64_t num_tokens = step.num_groups * kGroupTokens;
-    int64_t low = tile.call.window ? position - tile.call.window + 1 - step.first_token : 0;
+    int64_t low = tile.call->window ? position - tile.call->window + 1 - step.first_token : 0;
     int64_t high = position + 1 - step.first_token;
     low = smaller(larger(low, int64_t{0}), num_tokens);
     high = smaller(larger(high, int64_t{0}), num_tokens);
@@ -105,7 +105,7 @@ void attend_step(const Tile &tile, int64_t first_group, int64_t end_group, int64
     }
     clear_behind_end(tile, step);
     score_step(tile, step);
-    if (tile.call.softcap > 0) cap_scores(tile, step.num_groups);
+    if (tile.call->softcap > 0) cap_scores(tile, step.num_groups);
     for (int64_t r = 0; r < tile.num_rows; ++r) {
         const int64_t position = tile.rows.position + r / tile.num_heads_each;
         mask_row(tile, step, position, tile.scores + r * kStepTokens);
@@ -175,40 +175,55 @@ int64_t partial_floats(const AttentionCall &call, int64_t num_rows) {
     return round_up(partial_size(num_rows, call.kv.head_dim), 16);
 }
 
-int64_t attention_scratch_floats(const AttentionCall &call, int64_t num_rows) {
-    return scratch_floats(num_rows, call.kv.head_dim);
+int64_t attention_scratch_floats(const AttentionCall &call, int64_t num_rows, int64_t num_heads) {
+    const int64_t dim = call.kv.head_dim;
+    return shared_floats(num_rows, dim) + num_heads * own_floats(num_rows, dim);
 }
 
 void attend(const AttentionCall &call, const RowTile &rows, int64_t first, int64_t end,
             float *partials, float *scratch) {
-    Tile tile = make_tile(call, rows, scratch);
-    load_queries(tile);
-    const TileRegisters registers;
-    if (has_bf16_tiles(tile)) split_rows(tile.q, tile.dim, tile.num_rows, tile.dim, tile.q_tiles);
-    if (partials) {
-        for (int64_t segment = first; segment < end; ++segment) {
-            float *memory = partials + (segment - first) * partial_floats(call, tile.num_rows);
-            tile.partial = partial_in(memory, tile.num_rows);
-            attend_segment(tile, segment);
-        }
-        return;
+    const int64_t num_rows = rows.num_tokens * heads_each(call), dim = call.kv.head_dim;
+    const int64_t stride = partial_floats(call, num_rows);
+    float *own = scratch + shared_floats(num_rows, dim);
+    Tile tiles[kHeadsTogether];
+    for (int h = 0; h < rows.num_heads; ++h, own += own_floats(num_rows, dim)) {
+        RowTile head = rows;
+        head.kv_head += h;
+        tiles[h] = make_tile(call, head, {scratch}, {own});
+        load_queries(tiles[h]);
+        clear(tiles[h].total, num_rows, dim);
+        if (!has_bf16_tiles(tiles[h])) continue;
+        split_rows(tiles[h].q, dim, num_rows, dim, tiles[h].q_tiles);
     }
-    clear(tile.total, tile.num_rows, tile.dim);
+    const TileRegisters registers(call);
     for (int64_t segment = first; segment < end; ++segment) {
-        attend_segment(tile, segment);
-        join(tile.total, tile.partial, tile.num_rows, tile.dim);
+        for (int h = 0; h < rows.num_heads; ++h) {
+            Tile &tile = tiles[h];
+            if (partials) {
+                tile.partial = partial_in(partials, num_rows);
+                partials += stride;
+            }
+            attend_segment(tile, segment);
+            if (!partials) join(tile.total, tile.partial, num_rows, dim);
+        }
     }
-    write_out(call, rows, tile.total);
+    if (partials) return;
+    for (int h = 0; h < rows.num_heads; ++h) write_out(call, tiles[h].rows, tiles[h].total);
 }
 
 void merge(const AttentionCall &call, const RowTile &rows, float *partials, int64_t count) {
     const int64_t num_rows = rows.num_tokens * heads_each(call);
     const int64_t stride = partial_floats(call, num_rows);
-    const Partial total = partial_in(partials, num_rows);
-    for (int64_t i = 1; i < count; ++i) {
-        join(total, partial_in(partials + i * stride, num_rows), num_rows, call.kv.head_dim);
+    for (int h = 0; h < rows.num_heads; ++h) {
+        const Partial total = partial_in(partials + h * stride, num_rows);
+        for (int64_t i = 1; i < count; ++i) {
+            float *part = partials + (i * rows.num_heads + h) * stride;
+            join(total, partial_in(part, num_rows), num_rows, call.kv.head_dim);
+        }
+        RowTile head = rows;
+        head.kv_head += h;
+        write_out(call, head, total);
     }
-    write_out(call, rows, total);
 }
 
 }  // namespace pagemill::PAGEMILL_ISA

@@ -1,10 +1,11 @@
 // 4-bit codes: V of one token in planes of 64 channels, K of a whole group by channel.
 //
-// A code stands for minimum + code * scale. Three scales are tried, each with the minimum that makes
-// the mean error 0, and the one with the smallest squared error is taken (codec.py says why). Sums
-// have the order of codec.py, and no product is contracted into a sum: the same bits.
+// A code stands for minimum + code * scale. Three scales are tried, each with the minimum that
+// makes the mean error 0, and the one with the smallest squared error is taken (codec.py says why).
+// Sums have the order of codec.py, and no product is contracted into a sum: the same bits.
 #pragma once
 
+#include "kernels/kv_format.hpp"
 #include "kernels/numbers.hpp"
 
 namespace pagemill::PAGEMILL_ISA {
@@ -19,11 +20,17 @@ static inline Vec clamped(Vec x, float low, float high) {
 // To the nearest integer, ties to even; |x| < 2^22.
 static inline Vec rounded(Vec x) { return (x + broadcast(12582912.0f)) - broadcast(12582912.0f); }
 
-static inline void put_f16(uint8_t *meta, int place, uint16_t half) { std::memcpy(meta + 2 * place, &half, 2); }
+static inline void put_f16(uint8_t *meta, int place, uint16_t half) {
+    std::memcpy(meta + 2 * place, &half, 2);
+}
 
-static inline float within_f16(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
+static inline float within_f16(float x) {
+    return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
+}
 
-static inline Vec code4(Vec x, Vec low, Vec scale) { return rounded(clamped((x - low) / scale, 0, 15)); }
+static inline Vec code4(Vec x, Vec low, Vec scale) {
+    return rounded(clamped((x - low) / scale, 0, 15));
+}
 
 // 16 sums, and these by halves.
 static inline float tree_sum(Row row) {
@@ -67,7 +74,8 @@ struct Choice {
     uint16_t scale, low;
 };
 
-static inline Choice try_scale(const float *x, int64_t count, float middle, float step, float factor) {
+static inline Choice try_scale(const float *x, int64_t count, float middle, float step,
+                               float factor) {
     Choice choice = {};
     choice.scale = to_f16(step * factor > 65504.0f ? 65504.0f : step * factor);
     const float scale = from_f16(choice.scale);
@@ -100,7 +108,8 @@ static inline Choice choose_scale(const float *x, int64_t count) {
 }
 
 // V of one token in planes of 64 channels: line p of `meta` holds 16 scales and 16 minima.
-static inline void put_value4(uint8_t *meta, uint8_t *values, int lane, const float *v, int64_t dim) {
+static inline void put_value4(uint8_t *meta, uint8_t *values, int lane, const float *v,
+                              int64_t dim) {
     float codes[kMaxHeadDim];
     for (int64_t first = 0; first < dim; first += kPlaneChannels, meta += 64) {
         const int64_t count = smaller(int64_t{kPlaneChannels}, dim - first);

@@ -2,8 +2,8 @@
 //
 // A row is prepared first - the center taken off a key, K or V rotated where the format says so -
 // and then coded from its own values alone: equal rows give equal bytes in any company.
-#include "kernels/entry_points.hpp"
 #include "kernels/codes4.hpp"
+#include "kernels/entry_points.hpp"
 #include "kernels/kv_lines.hpp"
 
 namespace pagemill::PAGEMILL_ISA {
