@@ -67,34 +67,79 @@ void rescale(const Tile &tile, int64_t r, float factor) {
         store(acc + i, load(acc + i) * broadcast(factor));
 }
 
-// Scores of a row to weights 2^(s - m); a row that reads nothing here gets zeros.
-void weigh_row(const Tile &tile, int num_groups, int64_t r) {
-    float *scores = tile.scores + r * kStepTokens;
-    Row best = load_row(scores);
-    for (int b = 1; b < num_groups; ++b) {
-        const Row row = load_row(scores + b * kGroupTokens);
-        for (int i = 0; i < kParts; ++i) best.part[i] = larger(best.part[i], row.part[i]);
-    }
+// The reference of a row moves when a score exceeds it by too much: rare, after the first step.
+// False where the row reads nothing here.
+bool move_reference(const Tile &tile, int64_t r, const Row &best) {
     const float top = largest(best);
     float &m = tile.partial.m[r];
-    if (top == -__builtin_inff()) {
-        std::memset(scores, 0, sizeof(float) * static_cast<size_t>(num_groups * kGroupTokens));
-        return;
-    }
+    if (top == -__builtin_inff()) return false;
     if (!(top <= m + kSlack)) {
         rescale(tile, r, exp2(m - top));
         m = top;
     }
-    Row sums = load_row(tile.lane_sums + r * 16);
-    for (int b = 0; b < num_groups; ++b) {
-        for (int i = 0; i < kParts; ++i) {
-            float *at = scores + b * kGroupTokens + i * kLanes;
-            const Vec weight = exp2(load(at) - broadcast(m));
-            sums.part[i] += weight;
-            store(at, weight);
+    return true;
+}
+
+bool exceeds(const Row &best, float limit) {
+    bool found = false;
+    for (int i = 0; i < kParts; ++i) found |= any_above(best.part[i], limit);
+    return found;
+}
+
+// Scores of a row to weights 2^(s - m); a row that reads nothing here gets zeros. kGroups at once.
+template <int kGroups>
+PAGEMILL_INLINE inline void weigh_groups(const Tile &tile, int64_t r) {
+    float *scores = tile.scores + r * kStepTokens;
+    Row rows[kGroups];
+    unroll<kGroups>([&](auto b) PAGEMILL_INLINE { rows[b] = load_row(scores + b * 16); });
+    Row best = rows[0];
+    for (int b = 1; b < kGroups; ++b) {
+        for (int i = 0; i < kParts; ++i) best.part[i] = larger(best.part[i], rows[b].part[i]);
+    }
+    const float before = tile.partial.m[r];
+    if (before == -__builtin_inff() || exceeds(best, before + kSlack)) {
+        if (!move_reference(tile, r, best)) {
+            std::memset(scores, 0, sizeof(float) * kGroups * kGroupTokens);
+            return;
         }
     }
+    const Vec m = broadcast(tile.partial.m[r]);
+    Row sums = load_row(tile.lane_sums + r * 16);
+    unroll<kGroups>([&](auto b) PAGEMILL_INLINE {
+        unroll<kParts>([&](auto i) PAGEMILL_INLINE {
+            rows[b].part[i] = exp2(rows[b].part[i] - m);
+        });
+    });
+    for (int b = 0; b < kGroups; ++b) {
+        for (int i = 0; i < kParts; ++i) sums.part[i] += rows[b].part[i];
+        store_row(scores + b * 16, rows[b]);
+    }
     store_row(tile.lane_sums + r * 16, sums);
+}
+
+void weigh_rows(const Tile &tile, int num_groups) {
+    for (int64_t r = 0; r < tile.num_rows; ++r) {
+        switch (num_groups) {
+            case 4: weigh_groups<4>(tile, r); break;
+            case 3: weigh_groups<3>(tile, r); break;
+            case 2: weigh_groups<2>(tile, r); break;
+            default: weigh_groups<1>(tile, r);
+        }
+    }
+}
+
+void mask_rows(const Tile &tile, const Step &step) {
+    for (int64_t r = 0; r < tile.num_rows; ++r) {
+        const int64_t position = tile.rows.position + r / tile.num_heads_each;
+        mask_row(tile, step, position, tile.scores + r * kStepTokens);
+    }
+}
+
+// Whether every row reads every token of a step.
+bool is_whole(const Tile &tile, const Step &step) {
+    const int64_t last = tile.rows.position + (tile.num_rows - 1) / tile.num_heads_each;
+    return step.first_token + step.num_groups * kGroupTokens <= tile.rows.position + 1 &&
+           (!tile.call->window || step.first_token >= last - tile.call->window + 1);
 }
 
 void attend_step(const Tile &tile, int64_t first_group, int64_t end_group, int64_t last_group) {
@@ -106,11 +151,8 @@ void attend_step(const Tile &tile, int64_t first_group, int64_t end_group, int64
     clear_behind_end(tile, step);
     score_step(tile, step);
     if (tile.call->softcap > 0) cap_scores(tile, step.num_groups);
-    for (int64_t r = 0; r < tile.num_rows; ++r) {
-        const int64_t position = tile.rows.position + r / tile.num_heads_each;
-        mask_row(tile, step, position, tile.scores + r * kStepTokens);
-        weigh_row(tile, step.num_groups, r);
-    }
+    if (!is_whole(tile, step)) mask_rows(tile, step);
+    weigh_rows(tile, step.num_groups);
     value_step(tile, step);
 }
 

@@ -198,9 +198,9 @@ static void value_columns(const Tile &tile, const Step &step, int64_t first, int
 
 static inline void value_coded(const Tile &tile, const Step &step) {
     const KvFormat format = tile.call->kv.format;
-    const uint8_t *scales[kStepGroups], *minima[kStepGroups];
+    Row scales[kStepGroups], minima[kStepGroups];
     if (format == KvFormat::kI8) {
-        for (int b = 0; b < step.num_coded; ++b) scales[b] = step.meta[b] + 32;
+        for (int b = 0; b < step.num_coded; ++b) scales[b] = load_f16_row(step.meta[b] + 32);
         for (int64_t r = 0; r < tile.num_rows; ++r) {
             tile.codes.factors[r] = code_weights(tile.scores + r * kStepTokens, scales,
                                                  step.num_coded,
@@ -211,8 +211,9 @@ static inline void value_coded(const Tile &tile, const Step &step) {
     const int64_t before = format == KvFormat::kI4c ? i4c_key_meta(tile.dim) : 64;
     for (int64_t plane = 0; plane < num_planes(tile.dim); ++plane) {
         for (int b = 0; b < step.num_coded; ++b) {
-            scales[b] = step.meta[b] + before + plane * 64;
-            minima[b] = scales[b] + 32;
+            const uint8_t *line = step.meta[b] + before + plane * 64;
+            scales[b] = load_f16_row(line);
+            minima[b] = load_f16_row(line + 32);
         }
         for (int64_t r = 0; r < tile.num_rows; ++r) {
             const float *weights = tile.scores + r * kStepTokens;
