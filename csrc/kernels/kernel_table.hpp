@@ -10,7 +10,7 @@ namespace pagemill {
 constexpr int kStepTokens = 64;   // tokens of one softmax step
 constexpr int kStepGroups = kStepTokens / kGroupTokens;
 constexpr int kSegmentTokens = 512;  // tokens of one partial softmax; splits fall on its borders
-constexpr int kTileRows = 48;        // query rows (tokens x query heads of a KV head) of a tile
+constexpr int kTileRows = 96;        // query rows (tokens x query heads of a KV head) of a tile
 
 // One layer of one layer group: tiles [N], each [K heads][B / 16 token groups][metadata, K, V].
 struct KvView {
