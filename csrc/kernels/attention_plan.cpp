@@ -97,7 +97,8 @@ std::vector<int32_t> readers_of(const SequenceBatch &batch, int64_t run, int64_t
 }
 
 SharedWork share(const AttentionCall &call, const SequenceBatch &batch, const int32_t *readers,
-                 int64_t count, int head, const std::vector<size_t> &first_work, int64_t first, int64_t end) {
+                 int64_t count, int head, const std::vector<size_t> &first_work, int64_t first,
+                 int64_t end) {
     SharedWork work = {};
     const int together = heads_each(call) > kFewRows ? 1 : kHeadsTogether;
     for (int64_t i = 0; i < count; ++i) {
