@@ -6,6 +6,7 @@ hash_ms                        the chain of block hashes of 32,768 tokens
 match_us_*                     a cached prompt of 32,768 tokens: one node, 64 nodes, flat index
                                (hashes given, token ids compared)
 evict_ns                       a block, LRU, whatever the number of leaves; worst of several
+*_short                        the same with a leaf a block: prompts of one block each
 step_us                        one decode step of 256 requests: slots, commit, block tables
 
 python benchmarks/cache_core.py [--quick] [--json FILE]
@@ -40,6 +41,8 @@ KEYS = (
     "match_us_flat",
     "evict_ns",
     "step_us",
+    "index_bytes_per_block_short",
+    "evict_ns_short",
 )
 
 
@@ -139,6 +142,24 @@ def evict_figure(num_leaves: int, num_blocks: int, eviction: str = "lru") -> flo
     return (time.perf_counter() - start) / count * 1e9
 
 
+def short_figures(num_blocks: int) -> dict[str, float]:
+    """Bytes a block, its part of the pool included, and nanoseconds to evict one."""
+    cache = make(num_blocks + 2, "radix")
+    for i in range(num_blocks):
+        fill(cache, tokens(B, i))
+    num_bytes = sum(cache._core.num_bytes(0))
+    count = cache.stats().groups[0].num_evictable
+    assert count > 0.99 * num_blocks
+    start = time.perf_counter()
+    while cache.evict(1000, FULL):
+        pass
+    seconds = time.perf_counter() - start
+    return {
+        "index_bytes_per_block_short": num_bytes / count,
+        "evict_ns_short": seconds / count * 1e9,
+    }
+
+
 def step_figure() -> float:
     cache = make(40_000, "radix")
     root = cache.namespace()
@@ -173,6 +194,7 @@ def main() -> None:
     figures["evict_ns"] = max(figures[f"evict_ns_{count}_leaves"] for count in leaves)
     figures["evict_ns_reuse_rank"] = evict_figure(1000, num_blocks // 5, "reuse_rank")
     figures["step_us"] = step_figure()
+    figures |= short_figures(num_blocks // 2)
     for name, value in figures.items():
         print(f"{name:26} {value:.4g}")
     finish(figures, KEYS, args.json)

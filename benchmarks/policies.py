@@ -26,7 +26,7 @@ HOUR_S, DAY_HOURS, HOURS, SEEDS, COARSER = 3600.0, 12, (4, 6, 10), (0, 1, 2), 8
 CHAT_SIZES, MIX_SIZES = "1%,2%,5%,10%,20%", "2%,5%,10%"
 POLICIES = (
     "lru", "fifo", "lfu", "sieve", "s3fifo", "arc", "gdsf", "tlru", "lhd",
-    "reuse_rank_plain", "reuse_rank",
+    "reuse_rank_plain", "reuse_rank_strict", "reuse_rank",
 )  # fmt: skip
 QUICK = ("lru", "arc", "reuse_rank")
 IDS_BEFORE_AGENTS = 1 << 20

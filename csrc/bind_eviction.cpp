@@ -45,27 +45,27 @@ Requests requests_of(const Array<uint32_t> &token_ids, const Array<int64_t> &sta
 }
 
 // The calls hold the interpreter lock themselves: a replay runs without it.
-PolicyCallbacks callbacks_of(nb::object policy) {
+PolicyCallbacks callbacks_of(nb::object policy, uint32_t group) {
     PolicyCallbacks calls;
-    calls.touch = [policy](BlockId block, Key key, uint32_t position, uint64_t now, bool is_new) {
+    calls.touch = [=](BlockId block, Key key, uint32_t position, uint64_t now, bool is_new) {
         nb::gil_scoped_acquire lock;
-        policy.attr("touch")(block, key, position, now, is_new);
+        policy.attr("touch")(group, block, key, position, now, is_new);
     };
-    calls.rank = [policy](BlockId block, uint64_t now) {
+    calls.rank = [=](BlockId block, uint64_t now) {
         nb::gil_scoped_acquire lock;
-        return nb::cast<double>(policy.attr("rank")(block, now));
+        return nb::cast<double>(policy.attr("rank")(group, block, now));
     };
-    calls.drop = [policy](BlockId block) {
+    calls.drop = [=](BlockId block) {
         nb::gil_scoped_acquire lock;
-        policy.attr("drop")(block);
+        policy.attr("drop")(group, block);
     };
     return calls;
 }
 
 void set_policy(CacheCore &core, nb::object policy) {
     for (uint32_t g = 0; g < core.num_groups(); ++g)
-        core.group(g).order.set_policy([policy](const PolicyConfig &config) {
-            return std::make_unique<CallbackPolicy>(config, callbacks_of(policy));
+        core.group(g).order.set_policy([policy, g](const PolicyConfig &config) {
+            return std::make_unique<CallbackPolicy>(config, callbacks_of(policy, g));
         });
 }
 

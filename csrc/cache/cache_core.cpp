@@ -110,6 +110,7 @@ void CacheCore::release(TableId id, const RequestEnd &end) {
     for (uint32_t g = 0; g < num_groups(); ++g) groups_[g]->pool.check_release(old.blocks[g]);
     old.end = end;
     old.end.num_asked_blocks = old.num_asked ? (old.num_asked - 1) / config_.block_size : 0;
+    old.end.num_hit_blocks = old.num_cached / config_.block_size;
     old.is_open = false;
     old.is_closing = old.num_copies > 0;
     --num_open_;

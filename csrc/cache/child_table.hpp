@@ -1,5 +1,6 @@
-// (parent node, first token) -> child node. Open addressing, removal by shifting back; it grows
-// with the tree and gives its memory back when the tree is empty.
+// (parent node, first token) -> child node. Open addressing, removal by shifting back; it grows by
+// a quarter with the tree and gives its memory back when the tree is empty. A slot has a hash of
+// what it stands for; whether a child is the one that is looked for, its node says.
 #pragma once
 
 #include <cstdint>
@@ -12,30 +13,32 @@ inline constexpr NodeId kNoNode = 0;
 
 class ChildTable {
     struct Slot {
-        NodeId child = kNoNode, parent = kNoNode;
-        uint32_t token = 0;
+        NodeId child = kNoNode;
+        uint32_t tag = 0;
     };
     static constexpr size_t kSmallest = 16;
     std::vector<Slot> slots_ = std::vector<Slot>(kSmallest);
-    size_t mask_ = kSmallest - 1;
-    uint32_t num_children_ = 0;
+    size_t num_children_ = 0;
 
-    size_t home(NodeId parent, uint32_t token) const {
+    static uint32_t tag_of(NodeId parent, uint32_t token) {
         uint64_t bits = (uint64_t(parent) << 32 | token) * 0x9e3779b97f4a7c15u;
         bits ^= bits >> 29;
-        return size_t(bits * 0xbf58476d1ce4e5b9u >> 24) & mask_;
+        return uint32_t(bits * 0xbf58476d1ce4e5b9u >> 32);
     }
-    size_t next(size_t slot) const { return (slot + 1) & mask_; }
+    size_t home(uint32_t tag) const { return size_t(uint64_t(tag) * slots_.size() >> 32); }
+    size_t next(size_t slot) const { return slot + 1 == slots_.size() ? 0 : slot + 1; }
+    size_t distance(size_t from, size_t to) const {
+        return to >= from ? to - from : to + slots_.size() - from;
+    }
 
     void place(const Slot &slot) {
-        size_t i = home(slot.parent, slot.token);
+        size_t i = home(slot.tag);
         while (slots_[i].child != kNoNode) i = next(i);
         slots_[i] = slot;
     }
     void grow() {
-        std::vector<Slot> old(slots_.size() * 2);
+        std::vector<Slot> old(slots_.size() + slots_.size() / 4);
         old.swap(slots_);
-        mask_ = slots_.size() - 1;
         for (const Slot &slot : old)
             if (slot.child != kNoNode) place(slot);
     }
@@ -44,24 +47,25 @@ public:
     size_t num_bytes() const { return slots_.capacity() * sizeof(Slot); }
 
     void prefetch(NodeId parent, uint32_t token) const {
-        __builtin_prefetch(&slots_[home(parent, token)]);
+        __builtin_prefetch(&slots_[home(tag_of(parent, token))]);
     }
-    NodeId find(NodeId parent, uint32_t token) const {
-        for (size_t i = home(parent, token); slots_[i].child != kNoNode; i = next(i))
-            if (slots_[i].parent == parent && slots_[i].token == token) return slots_[i].child;
+    template <typename IsIt>
+    NodeId find(NodeId parent, uint32_t token, IsIt is_it) const {
+        const uint32_t tag = tag_of(parent, token);
+        for (size_t i = home(tag); slots_[i].child != kNoNode; i = next(i))
+            if (slots_[i].tag == tag && is_it(slots_[i].child)) return slots_[i].child;
         return kNoNode;
     }
     void insert(NodeId parent, uint32_t token, NodeId child) {
-        if (2 * ++num_children_ > slots_.size()) grow();
-        place({child, parent, token});
+        if (4 * ++num_children_ > 3 * slots_.size()) grow();
+        place({child, tag_of(parent, token)});
     }
     // The entry must be there.
-    void erase(NodeId parent, uint32_t token) {
-        size_t hole = home(parent, token);
-        while (slots_[hole].parent != parent || slots_[hole].token != token) hole = next(hole);
+    void erase(NodeId parent, uint32_t token, NodeId child) {
+        size_t hole = home(tag_of(parent, token));
+        while (slots_[hole].child != child) hole = next(hole);
         for (size_t i = next(hole); slots_[i].child != kNoNode; i = next(i)) {
-            size_t from_home = (i - home(slots_[i].parent, slots_[i].token)) & mask_;
-            if (from_home < ((i - hole) & mask_)) continue;
+            if (distance(home(slots_[i].tag), i) < distance(hole, i)) continue;
             slots_[hole] = slots_[i];
             hole = i;
         }
@@ -70,7 +74,6 @@ public:
     }
     void clear() {
         slots_ = std::vector<Slot>(kSmallest);
-        mask_ = kSmallest - 1;
         num_children_ = 0;
     }
 };

@@ -1,7 +1,6 @@
 #include "cache/flat_index.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <string>
 #include <utility>
 
@@ -9,11 +8,10 @@
 
 namespace pagemill::cache {
 
-// Twice as many slots as blocks: at most half of them are in use.
+// Half as many slots more than blocks: at most two thirds of them are in use.
 FlatIndex::FlatIndex(uint32_t num_blocks, uint32_t block_size, bool has_entries)
     : block_size_(block_size),
-      mask_(has_entries ? std::bit_ceil(2 * num_blocks) - 1 : 0),
-      slots_(mask_ + size_t(1)),
+      slots_(has_entries ? num_blocks + size_t(num_blocks) / 2 + 1 : 1),
       hash_(has_entries ? num_blocks : 0),
       parent_(has_entries ? num_blocks : 0),
       token_ids_(has_entries ? size_t(num_blocks) * block_size : 0),
@@ -26,7 +24,7 @@ size_t FlatIndex::num_bytes() const {
 
 BlockId FlatIndex::find(const Hash &hash) const {
     uint32_t tag = tag_of(hash);
-    for (uint32_t i = tag & mask_;; i = (i + 1) & mask_) {
+    for (uint32_t i = home(tag);; i = next(i)) {
         const Slot &slot = slots_[i];
         if (slot.block == kNullBlock) return kNullBlock;
         if (slot.tag == tag && hash_[slot.block] == hash) return slot.block;
@@ -39,8 +37,8 @@ bool FlatIndex::is_same(BlockId block, const Hash &parent, const uint32_t *token
 }
 
 uint32_t FlatIndex::slot_of(BlockId block) const {
-    uint32_t i = tag_of(hash_[block]) & mask_;
-    for (; slots_[i].block != block; i = (i + 1) & mask_)
+    uint32_t i = home(tag_of(hash_[block]));
+    for (; slots_[i].block != block; i = next(i))
         if (slots_[i].block == kNullBlock)
             bug("flat index: block " + std::to_string(block) + " has no entry");
     return i;
@@ -48,8 +46,8 @@ uint32_t FlatIndex::slot_of(BlockId block) const {
 
 void FlatIndex::insert(BlockId block) {
     uint32_t tag = tag_of(hash_[block]);
-    uint32_t i = tag & mask_;
-    while (slots_[i].block != kNullBlock) i = (i + 1) & mask_;
+    uint32_t i = home(tag);
+    while (slots_[i].block != kNullBlock) i = next(i);
     slots_[i] = {block, tag};
 }
 
@@ -57,10 +55,8 @@ void FlatIndex::insert(BlockId block) {
 // probe never meets a free slot before its entry.
 void FlatIndex::erase(BlockId block) {
     uint32_t hole = slot_of(block);
-    for (uint32_t i = (hole + 1) & mask_; slots_[i].block != kNullBlock; i = (i + 1) & mask_) {
-        uint32_t distance_from_home = (i - slots_[i].tag) & mask_;
-        uint32_t distance_from_hole = (i - hole) & mask_;
-        if (distance_from_home < distance_from_hole) continue;
+    for (uint32_t i = next(hole); slots_[i].block != kNullBlock; i = next(i)) {
+        if (distance(home(slots_[i].tag), i) < distance(hole, i)) continue;
         slots_[hole] = slots_[i];
         hole = i;
     }

@@ -12,9 +12,9 @@ namespace pagemill::cache {
 class FlatIndex {
     struct Slot {
         BlockId block;  // kNullBlock: free
-        uint32_t tag;   // the first four bytes of the hash; its low bits are the home slot
+        uint32_t tag;   // the first four bytes of the hash; the home slot is its part of 2^32
     };
-    uint32_t block_size_, mask_, num_published_ = 0;
+    uint32_t block_size_, num_published_ = 0;
     Zeroed<Slot> slots_;
     Zeroed<Hash> hash_, parent_;
     Zeroed<uint32_t> token_ids_;  // [num_blocks, block_size]
@@ -25,6 +25,11 @@ class FlatIndex {
         uint32_t tag;
         std::memcpy(&tag, hash.data(), sizeof tag);
         return tag;
+    }
+    uint32_t home(uint32_t tag) const { return uint32_t(uint64_t(tag) * slots_.size() >> 32); }
+    uint32_t next(uint32_t slot) const { return slot + 1 == slots_.size() ? 0 : slot + 1; }
+    uint32_t distance(uint32_t from, uint32_t to) const {
+        return to >= from ? to - from : to + uint32_t(slots_.size()) - from;
     }
     uint32_t slot_of(BlockId block) const;
     void insert(BlockId block);
@@ -69,11 +74,11 @@ public:
     // For tests: each of two published blocks gets the other's entry.
     void swap(BlockId a, BlockId b);
     void prefetch(const Hash &hash) const {
-        __builtin_prefetch(slots_.data() + (tag_of(hash) & mask_));
+        __builtin_prefetch(slots_.data() + home(tag_of(hash)));
     }
     // The entry of this block will be wanted soon.
     void prefetch(BlockId block) const {
-        __builtin_prefetch(slots_.data() + (tag_of(hash_[block]) & mask_));
+        __builtin_prefetch(slots_.data() + home(tag_of(hash_[block])));
     }
     // True when the probe for this published block ends at itself.
     bool is_findable(BlockId block) const { return find(hash_[block]) == block; }

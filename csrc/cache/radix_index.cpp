@@ -12,7 +12,7 @@ RadixIndex::RadixIndex(const FlatIndex &rows, uint32_t num_blocks, uint32_t bloc
 size_t RadixIndex::num_bytes() const {
     size_t sum = node_of_.num_bytes() + nodes_.capacity() * sizeof(Node) +
                  unused_.capacity() * sizeof(NodeId) + children_.num_bytes();
-    for (const Node &node : nodes_) sum += node.blocks.capacity() * sizeof(BlockId);
+    for (const Node &node : nodes_) sum += node.blocks.num_bytes_outside();
     return sum + roots_.size() * 2 * (sizeof(Hash) + 2 * sizeof(void *));
 }
 
@@ -21,6 +21,8 @@ size_t RadixIndex::num_bytes() const {
 NodeId RadixIndex::new_node() {
     ++num_nodes_;
     if (unused_.empty()) {
+        const size_t size = nodes_.size();
+        if (size == nodes_.capacity()) nodes_.reserve(size + size / 4 + 1);
         nodes_.emplace_back();
         return NodeId(nodes_.size() - 1);
     }
@@ -31,11 +33,10 @@ NodeId RadixIndex::new_node() {
 
 // An empty tree gives back what it grew to. Until then an unused node keeps room for a few blocks.
 void RadixIndex::free_node(NodeId id) {
-    constexpr size_t kKept = 16;
-    std::vector<BlockId> blocks = std::move(nodes_[id].blocks);
+    BlockRun blocks = std::move(nodes_[id].blocks);
     nodes_[id] = Node{};
     blocks.clear();
-    if (blocks.capacity() <= kKept) nodes_[id].blocks = std::move(blocks);
+    nodes_[id].blocks = std::move(blocks);
     unused_.push_back(id);
     if (--num_nodes_ > 0) return;
     nodes_ = std::vector<Node>(1);
@@ -61,7 +62,6 @@ void RadixIndex::attach(NodeId parent_id, NodeId child_id) {
     child.next = parent.first_child;
     if (child.next != kNoNode) nodes_[child.next].prev = child_id;
     parent.first_child = child_id;
-    ++parent.num_children;
     children_.insert(parent_id, child.first_token, child_id);
 }
 
@@ -69,8 +69,7 @@ void RadixIndex::detach(NodeId child_id) {
     Node &child = nodes_[child_id], &parent = nodes_[child.parent];
     if (child.next != kNoNode) nodes_[child.next].prev = child.prev;
     (child.prev != kNoNode ? nodes_[child.prev].next : parent.first_child) = child.next;
-    --parent.num_children;
-    children_.erase(child.parent, child.first_token);
+    children_.erase(child.parent, child.first_token, child_id);
 }
 
 // ---- looking --------------------------------------------------------------------------------
@@ -103,7 +102,7 @@ RadixIndex::Spot RadixIndex::walk(Spot spot, const Tokens &tokens) const {
     for (;;) {
         spot.depth = common(spot.node, spot.depth, tokens);
         if (spot.depth < node(spot.node).end || spot.depth == tokens.end) return spot;
-        NodeId child = children_.find(spot.node, tokens[spot.depth]);
+        NodeId child = find_child(spot.node, tokens[spot.depth]);
         if (child == kNoNode) return spot;
         spot.node = child;
     }
@@ -166,7 +165,7 @@ std::vector<BlockId> RadixIndex::blocks_behind(const Hash &root, const uint32_t 
 
 bool RadixIndex::is_last(BlockId block) const {
     const Node &run = node(node_of_[block]);
-    return run.num_children == 0 && run.blocks.back() == block;
+    return run.first_child == kNoNode && run.blocks.back() == block;
 }
 
 // ---- changing -------------------------------------------------------------------------------
@@ -179,9 +178,9 @@ NodeId RadixIndex::split(NodeId id, uint32_t depth) {
     const NodeId upper_id = new_node(), parent = node(id).parent;
     detach(id);
     Node &upper = nodes_[upper_id], &lower = nodes_[id];
-    const auto cut = lower.blocks.begin() + (depth / block_size_ - first_block(lower));
-    upper.blocks.assign(lower.blocks.begin(), cut);
-    lower.blocks.erase(lower.blocks.begin(), cut);
+    const uint32_t num_upper = depth / block_size_ - first_block(lower);
+    upper.blocks.insert_front({lower.blocks.begin(), num_upper});
+    lower.blocks.erase_front(num_upper);
     for (BlockId block : upper.blocks) node_of_[block] = upper_id;
     upper.start = lower.start;
     upper.end = lower.start = depth;
@@ -198,7 +197,7 @@ void RadixIndex::merge_into_child(NodeId id) {
     detach(child_id);
     detach(id);
     Node &upper = nodes_[id], &child = nodes_[child_id];
-    child.blocks.insert(child.blocks.begin(), upper.blocks.begin(), upper.blocks.end());
+    child.blocks.insert_front({upper.blocks.begin(), upper.blocks.size()});
     for (BlockId block : upper.blocks) node_of_[block] = child_id;
     child.start = upper.start;
     child.first_token = upper.first_token;
@@ -232,7 +231,7 @@ RadixIndex::Insertion RadixIndex::insert(BlockId block, BlockId before, const Ha
     if (spot.depth == added.end) return {false, kNullBlock};
     if (spot.depth < node(spot.node).end) {
         spot.node = split(spot.node, spot.depth);
-    } else if (node(spot.node).num_children == 0 && !is_root(spot.node)) {
+    } else if (!has_children(spot.node) && !is_root(spot.node)) {
         return {true, grow(spot.node, block, added.end)};
     }
     const NodeId leaf = new_node();
@@ -250,7 +249,7 @@ void RadixIndex::prefetch_node(BlockId block) const {
 
 void RadixIndex::prefetch_links(BlockId block) const {
     const Node &leaf = node(node_of_[block]);
-    __builtin_prefetch(leaf.blocks.data());
+    __builtin_prefetch(leaf.blocks.begin());
     if (leaf.blocks.size() > 1) return;  // the node stays
     __builtin_prefetch(&node(leaf.next).prev);
     __builtin_prefetch(&node(leaf.prev).next);
@@ -268,7 +267,7 @@ void RadixIndex::remove(BlockId block) {
 
 // A run without children ends with its last block, and a node without a run goes.
 void RadixIndex::prune(NodeId id) {
-    while (!is_root(id) && node(id).num_children == 0) {
+    while (!is_root(id) && !has_children(id)) {
         Node &leaf = nodes_[id];
         leaf.end = std::min<uint32_t>(
             leaf.end, (first_block(leaf) + uint32_t(leaf.blocks.size())) * block_size_);
@@ -279,8 +278,8 @@ void RadixIndex::prune(NodeId id) {
         id = parent;
     }
     if (!is_root(id)) {
-        if (node(id).num_children == 1) merge_into_child(id);
-    } else if (node(id).num_children == 0) {
+        if (has_one_child(id)) merge_into_child(id);
+    } else if (!has_children(id)) {
         auto hash = root_hash_.find(id);
         roots_.erase(hash->second);
         root_hash_.erase(hash);
@@ -290,14 +289,16 @@ void RadixIndex::prune(NodeId id) {
 
 void RadixIndex::replace(BlockId from, BlockId to) {
     if (!contains(from)) bug("radix index: block " + std::to_string(from) + " is not in it");
-    std::vector<BlockId> &blocks = nodes_[node_of_[from]].blocks;
-    *std::find(blocks.rbegin(), blocks.rend(), from) = to;
+    BlockRun &blocks = nodes_[node_of_[from]].blocks;
+    BlockId *at = blocks.end();
+    while (*--at != from) {}
+    *at = to;
     node_of_[to] = node_of_[from];
     node_of_[from] = kNoNode;
 }
 
 void RadixIndex::swap(BlockId a, BlockId b) {
-    std::vector<BlockId> &first = nodes_[node_of_[a]].blocks, &second = nodes_[node_of_[b]].blocks;
+    BlockRun &first = nodes_[node_of_[a]].blocks, &second = nodes_[node_of_[b]].blocks;
     const auto at_a = std::find(first.begin(), first.end(), a);
     const auto at_b = std::find(second.begin(), second.end(), b);
     std::iter_swap(at_a, at_b);
@@ -323,22 +324,21 @@ std::optional<std::string> RadixIndex::check(uint32_t num_blocks) const {
 
 std::optional<std::string> RadixIndex::check_node(NodeId id) const {
     const Node &run = node(id);
-    uint32_t num_children = 0;
-    for (NodeId child = run.first_child; child != kNoNode; child = node(child).next, ++num_children)
+    for (NodeId child = run.first_child; child != kNoNode; child = node(child).next)
         if (node(child).parent != id || node(child).start != run.end ||
-            children_.find(id, node(child).first_token) != child)
+            find_child(id, node(child).first_token) != child)
             return "a child does not go on where it ends";
-    if (num_children != run.num_children) return "its children are miscounted";
     for (BlockId block : run.blocks)
         if (node_of_[block] != id) return "one of its blocks names another node";
-    if (is_root(id)) return num_children && !run.end ? std::nullopt : std::optional("an idle root");
-    return check_run(id);
+    if (!is_root(id)) return check_run(id);
+    if (!has_children(id) || run.end) return "an idle root";
+    return {};
 }
 
 std::optional<std::string> RadixIndex::check_run(NodeId id) const {
     const Node &run = node(id);
-    if (run.end <= run.start || run.num_children == 1) return "it is no run of its own";
-    const uint32_t end_block = run.num_children ? run.end / block_size_
+    if (run.end <= run.start || has_one_child(id)) return "it is no run of its own";
+    const uint32_t end_block = has_children(id) ? run.end / block_size_
                                                 : (run.end + block_size_ - 1) / block_size_;
     if (run.blocks.size() != end_block - first_block(run)) return "it does not own its blocks";
     const uint32_t *row = rows_.token_ids(block_at(id, first_block(run)));

@@ -19,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cache/block_run.hpp"
 #include "cache/child_table.hpp"
 #include "cache/flat_index.hpp"
 
@@ -68,10 +69,10 @@ public:
     std::optional<std::string> check(uint32_t num_blocks) const;
 
 private:
-    struct alignas(64) Node {  // one line of the processor's cache
+    struct Node {
         NodeId parent = kNoNode, first_child = kNoNode, next = kNoNode, prev = kNoNode;
-        uint32_t start = 0, end = 0, first_token = 0, num_children = 0;
-        std::vector<BlockId> blocks;
+        uint32_t start = 0, end = 0, first_token = 0;
+        BlockRun blocks;
     };
     struct HashOfRoot {
         size_t operator()(const Hash &hash) const {
@@ -93,7 +94,7 @@ private:
     const FlatIndex &rows_;
     uint32_t block_size_, num_nodes_ = 0;
     Zeroed<NodeId> node_of_;
-    std::vector<Node> nodes_{1};
+    std::vector<Node> nodes_ = std::vector<Node>(1);
     std::vector<NodeId> unused_;
     ChildTable children_;
     std::unordered_map<Hash, NodeId, HashOfRoot> roots_;
@@ -102,6 +103,15 @@ private:
     const Node &node(NodeId id) const { return nodes_[id]; }
     uint32_t first_block(const Node &node) const { return node.start / block_size_; }
     bool is_root(NodeId id) const { return nodes_[id].parent == kNoNode; }
+    bool has_children(NodeId id) const { return nodes_[id].first_child != kNoNode; }
+    bool has_one_child(NodeId id) const {
+        return has_children(id) && nodes_[nodes_[id].first_child].next == kNoNode;
+    }
+    NodeId find_child(NodeId parent, uint32_t token) const {
+        return children_.find(parent, token, [&](NodeId child) {
+            return nodes_[child].parent == parent && nodes_[child].first_token == token;
+        });
+    }
 
     NodeId new_node();
     void free_node(NodeId id);

@@ -153,14 +153,14 @@ static inline void score_nibble_group(const float *q, int64_t dim, const uint8_t
 
 // The weights of a step times the scales of V, as 16 bits: weight = factor * (256 high + low).
 // words: [2 planes][16 quads][kQuadWords], high first.
-static inline float code_weights(const float *weights, const uint8_t *const *scales,
-                                 int num_groups, int32_t *words) {
+static inline float code_weights(const float *weights, const Row *scales, int num_groups,
+                                 int32_t *words) {
     Row row[kStepGroups], top = splat_row(0.0f);
     for (int b = 0; b < num_groups; ++b) {
-        const Row v_scale = load_f16_row(scales[b]), weight = load_row(weights + b * 16);
+        const Row weight = load_row(weights + b * 16);
         for (int p = 0; p < kParts; ++p) {
             // a token that is not read may have any scale, NaN included
-            const Vec product = weight.part[p] * v_scale.part[p];
+            const Vec product = weight.part[p] * scales[b].part[p];
             const Vec used = weight.part[p] > Vec{} ? product : Vec{};
             row[b].part[p] = used;
             const IntVec bits = reinterpret_cast<IntVec>(used);
@@ -186,13 +186,12 @@ static inline float code_weights(const float *weights, const uint8_t *const *sca
 }
 
 // What a row of weights adds to every channel of a plane: the sum of weight * minimum.
-static inline float weighed_minima(const float *weights, const uint8_t *const *minima,
-                                   int num_groups) {
+static inline float weighed_minima(const float *weights, const Row *minima, int num_groups) {
     Row total = splat_row(0.0f);
     for (int b = 0; b < num_groups; ++b) {
-        const Row low = load_f16_row(minima[b]), weight = load_row(weights + b * 16);
+        const Row weight = load_row(weights + b * 16);
         for (int p = 0; p < kParts; ++p) {
-            const Vec product = weight.part[p] * low.part[p];
+            const Vec product = weight.part[p] * minima[b].part[p];
             total.part[p] += weight.part[p] > Vec{} ? product : Vec{};
         }
     }

@@ -15,6 +15,7 @@ from model.naive_eviction import (
     NaiveTailLru,
 )
 from model.naive_reuse_rank import NaiveReuseRank
+from model.phase_cases import changing_traffic
 from model.seeds import fuzz_seeds
 from model.trace_cases import bound_hits, branching_case, real_hits
 from pagemill._native import eviction_policies
@@ -31,6 +32,7 @@ TWINS = {
     "tlru": NaiveTailLru,
     "reuse_rank_plain": NaiveReuseRank,
     "reuse_rank": lambda capacity: NaiveReuseRank(capacity, has_net=True),
+    "reuse_rank_strict": lambda capacity: NaiveReuseRank(capacity, has_net=True, is_strict=True),
 }
 
 
@@ -52,6 +54,18 @@ def test_a_policy_hits_what_its_twin_hits(name: str, seed: int) -> None:
             want = twin.serve(row.time_s, tuple(row.ids), row.has_tool_calls)
             assert hits[i] == want, f"request {i}, {capacity} blocks"
         assert sum(max(0, hit) for hit in hits) <= bound_hits(trace, capacity)
+
+
+@pytest.mark.parametrize("seed", fuzz_seeds(2))
+@pytest.mark.parametrize("name", ("reuse_rank", "reuse_rank_strict", "reuse_rank_plain", "arc"))
+def test_twins_agree_where_the_traffic_changes(name: str, seed: int) -> None:
+    """Long against the pool, so that trust in ReuseRank grows and goes."""
+    trace, twin = changing_traffic(seed, 40), TWINS[name](40)
+    hits = real_hits(trace, name, 40)
+    for i in range(trace.num_requests):
+        path = tuple(int(block) for block in trace.ids(i))
+        want = twin.serve(trace.times_ns[i] / 1e9, path, bool(trace.has_tool_calls[i]))
+        assert hits[i] == want, f"request {i}"
 
 
 @pytest.mark.parametrize("seed", fuzz_seeds(2))

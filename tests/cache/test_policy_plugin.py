@@ -11,7 +11,7 @@ from pagemill import CacheConfig, CacheManager, LayerGroup
 from pagemill._native import CacheCore
 from pagemill.core.errors import ConfigError
 from pagemill.core.layers import EVICTIONS
-from pagemill.core.types import BlockId
+from pagemill.core.types import BlockId, GroupId
 
 B = 16
 
@@ -25,19 +25,21 @@ def config(num_blocks: int, *, eviction: str = "lru", prefix_index: str = "flat"
 class LeastRecentlyTouched:
     """LRU again: of a path the last block is touched first, so that the tail goes first."""
 
-    last: dict[int, tuple[int, int]] = field(default_factory=dict)
+    last: dict[tuple[GroupId, BlockId], tuple[int, int]] = field(default_factory=dict)
     num_dropped: int = 0
 
-    def touch(self, block_id: BlockId, key: int, position: int, now_ns: int, is_new: bool) -> None:
-        assert (block_id not in self.last) == is_new
-        self.last[block_id] = (now_ns, -position)
+    def touch(
+        self, group: GroupId, block_id: BlockId, key: int, position: int, now_ns: int, is_new: bool
+    ) -> None:
+        assert ((group, block_id) not in self.last) == is_new
+        self.last[group, block_id] = (now_ns, -position)
 
-    def rank(self, block_id: BlockId, now_ns: int) -> float:
-        time_ns, minus_position = self.last[block_id]
+    def rank(self, group: GroupId, block_id: BlockId, now_ns: int) -> float:
+        time_ns, minus_position = self.last[group, block_id]
         return time_ns + minus_position
 
-    def drop(self, block_id: BlockId) -> None:
-        del self.last[block_id]
+    def drop(self, group: GroupId, block_id: BlockId) -> None:
+        del self.last[group, block_id]
         self.num_dropped += 1
 
 
@@ -70,6 +72,20 @@ def test_a_policy_of_your_own_is_asked_and_told() -> None:
     mine.check_integrity()
 
 
+def test_blocks_of_two_groups_are_told_apart() -> None:
+    """Each group has a pool of its own, so their block ids are the same numbers."""
+    groups = (LayerGroup("full", (0,)), LayerGroup("window", (1,), 40))
+    policy = LeastRecentlyTouched()
+    cache = CacheManager(CacheConfig(groups, (9, 9), prefix_index="flat"), policy=policy)
+    choose = random.Random(4)
+    for i in range(200):
+        cache.advance(1000 * i)
+        serve(cache, [choose.randrange(3)] * B + [choose.randrange(4)] * B * 3 + [0])
+        cache.check_integrity()
+    assert {group for group, _ in policy.last} == {0, 1}
+    assert policy.num_dropped == sum(group.num_evicted for group in cache.stats().groups) > 40
+
+
 def test_it_ranks_tails_too() -> None:
     policy = LeastRecentlyTouched()
     cache = CacheManager(config(9, prefix_index="radix"), policy=policy)
@@ -83,7 +99,7 @@ def test_it_ranks_tails_too() -> None:
 
 def test_an_error_in_a_policy_reaches_the_caller() -> None:
     class Broken(LeastRecentlyTouched):
-        def rank(self, block_id: BlockId, now_ns: int) -> float:
+        def rank(self, group: GroupId, block_id: BlockId, now_ns: int) -> float:
             raise RuntimeError("no rank today")
 
     cache = CacheManager(config(9), policy=Broken())

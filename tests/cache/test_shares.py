@@ -66,6 +66,18 @@ def test_without_shares_a_flood_takes_everything() -> None:
     assert ask(cache, 2, 0) == 0
 
 
+def test_under_a_quota_alone_the_chosen_policy_ranks_all_tenants_together() -> None:
+    config = CacheConfig((LayerGroup("full", (0,)),), (21,), B, eviction="lfu", tenant_quota=0.9)
+    cache = CacheManager(config)
+    for _ in range(3):
+        ask(cache, 50, 0)  # neither the first nor the last of the tenants
+    for tenant in range(1, 100):
+        if tenant != 50:
+            ask(cache, tenant, 100 * tenant)
+    assert num_cached(cache, 50, range(1)) == 2
+    assert num_cached(cache, 99, range(9900, 9901)) == 2
+
+
 def test_who_has_most_loses_first() -> None:
     cache = make(21, is_fair=True)
     for i in range(3):

@@ -34,11 +34,13 @@ class NaivePolicy:
     block_tokens: int = 512
     blocks: dict[int, Leaf] = field(default_factory=dict)
     clock: int = 0
+    num_hits: int = 0  # of the request that is served
 
     def serve(self, now_s: float, path: Path, has_tool_calls: bool = False) -> int:
         """Hit blocks, or -1 where the path is larger than the cache."""
         self.advance(now_s)
         hits = next((i for i, b in enumerate(path) if b not in self.blocks), len(path))
+        self.num_hits = hits
         for block in path[:hits]:
             self.touched(block)
         fits = len(path) <= self.capacity

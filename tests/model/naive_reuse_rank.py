@@ -1,9 +1,11 @@
 """ReuseRank in plain Python: everything computed anew.
 
 Records are a list, exposures are counted by walking all of it, ranks by the formula. With the net,
-the two shadow caches are whole ``NaivePolicy`` caches that see every request.
+the two shadow caches are whole ``NaivePolicy`` caches that see every request, and what is lacked is
+counted at each choice.
 """
 
+import bisect
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -152,41 +154,54 @@ class NaiveShadow(NaivePolicy):
 
 @dataclass
 class NaiveNet:
-    """Which shadow to follow, from the lead of the second one, block by block."""
+    """How many blocks that LRU holds the pool may lack; leads are walked from their beginning."""
 
-    is_following: bool = False
-    asked: float = 0.0
-    missed: float = 0.0
-    leads: list[int] = field(default_factory=lambda: [0])  # since the switch
-    num_switches: int = 0
+    capacity: int
+    is_strict: bool = False
+    asked: int = 0
+    turnovers: list[float] = field(default_factory=lambda: [0.0])
+    pool: list[int] = field(default_factory=lambda: [0])
+    shadow: list[int] = field(default_factory=lambda: [0])
+    setback: int = 0  # at which of them
 
-    def add(self, capacity: int, asked: int, in_lru: int, in_shadow: int) -> None:
-        keep = math.exp(-(asked - in_lru) / (2.0 * capacity))
-        self.asked = self.asked * keep + asked
-        self.missed = self.missed * keep + (asked - in_lru)
-        self.leads.append(self.leads[-1] + in_shadow - in_lru)
-        extreme = max(self.leads) if self.is_following else min(self.leads)
-        since = len(self.leads) - 1 - self.leads[::-1].index(extreme)
-        steps = zip(self.leads[since:], self.leads[since + 1 :], strict=False)
-        num_losses = sum(after < before for before, after in steps)
-        in_turnover = self.asked / max(self.missed, 1.0) * capacity
-        moved = abs(self.leads[-1] - extreme) / in_turnover
-        if moved > 0.04 and num_losses >= 2 if self.is_following else moved > 0.01:
-            self.is_following = not self.is_following
-            self.num_switches += 1
-            self.leads = self.leads[-1:]
+    def add(self, asked: int, in_lru: int, in_shadow: int, hits: int) -> None:
+        self.asked += asked
+        self.turnovers.append(self.turnovers[-1] + (asked - in_lru) / self.capacity)
+        self.pool.append(self.pool[-1] + hits - in_lru)
+        self.shadow.append(self.shadow[-1] + in_shadow - in_lru)
+        if max(self._fall(self.pool), self._fall(self.shadow)) > self._slack():
+            self.setback = len(self.pool) - 1
+
+    def may_lack(self, num_blocks: int) -> bool:
+        ever = self.pool[-1] + max(0.01 * self.asked, self._slack())
+        return num_blocks <= min(ever, self._slack() * self._trust() - self._fall(self.pool))
+
+    def _slack(self) -> float:
+        return 0.01 * 10 * self.capacity
+
+    def _fall(self, lead: list[int]) -> int:
+        since = bisect.bisect_left(self.turnovers, self.turnovers[-1] - 10)
+        return max(lead[since:]) - lead[-1]
+
+    def _trust(self) -> float:
+        turnovers = self.turnovers[-1] - self.turnovers[self.setback]
+        gain = self.shadow[-1] - self.shadow[self.setback]
+        if self.is_strict or gain < 0.02 * self.capacity * turnovers:
+            return 1
+        return 1 + (turnovers / 5.5) * (turnovers / 5.5)
 
 
 @dataclass
 class NaiveReuseRank(NaivePolicy):
     has_net: bool = False
-    net: "NaiveNet" = field(default_factory=lambda: NaiveNet())
+    is_strict: bool = False
     evicted: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         self.model = Model(self.block_tokens)
         self.lru = NaiveShadow(self.capacity)
         self.shadow = NaiveShadow(self.capacity, model=self.model)
+        self.net = NaiveNet(self.capacity, self.is_strict)
 
     def advance(self, now_s: float) -> None:
         self.model.advance(now_s)
@@ -195,9 +210,14 @@ class NaiveReuseRank(NaivePolicy):
         self.evicted.pop(block, None)
 
     def choose(self, leaves: list[int]) -> int:
-        if self.has_net and not self.net.is_following:
-            return min(leaves, key=lambda b: self.blocks[b].released)
-        return min(leaves, key=self.model.order)
+        best = min(leaves, key=self.model.order)
+        num_lacking = sum(block not in self.blocks for block in self.lru.blocks)
+        if not self.has_net or best not in self.lru.blocks or self.net.may_lack(num_lacking + 1):
+            return best
+        extra = [block for block in leaves if block not in self.lru.blocks]
+        if extra:
+            return min(extra, key=self.model.order)
+        return min(leaves, key=lambda b: self.blocks[b].released)
 
     def dropped(self, block: int) -> None:
         self._remember(block)
@@ -219,7 +239,7 @@ class NaiveReuseRank(NaivePolicy):
             return
         in_lru = self.lru.serve(0, path)
         before = next((i for i, b in enumerate(path) if b not in self.shadow.blocks), len(path))
-        self.net.add(self.capacity, len(path), in_lru, before)
+        self.net.add(len(path), in_lru, before, self.num_hits)
         self.model.learn(path, has_tool_calls)
         for block in self.lru.gone:
             if block not in self.blocks and block not in self.shadow.blocks:

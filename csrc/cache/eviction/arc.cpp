@@ -55,12 +55,15 @@ public:
         ++num_blocks_[side >= 0];
         trim();
     }
-    void touched(BlockId block) override {
+    void used(BlockId block, Use use) override {
+        if (use == Use::kReleased) {
+            facts_[block].released = ++clock_;
+            return;
+        }
         --num_blocks_[facts_[block].is_again];
         facts_[block].is_again = 1;
         ++num_blocks_[1];
     }
-    void released(BlockId block) override { facts_[block].released = ++clock_; }
     void dropped(BlockId block) override {
         --num_blocks_[facts_[block].is_again];
         ghosts_[facts_[block].is_again].insert(facts_[block].key);

@@ -22,34 +22,40 @@ class CallbackPolicy : public EvictionPolicy {
     PolicyCallbacks calls_;
     Zeroed<Fact> facts_;
     LeafHeap leaves_;
-    uint64_t now_ns_ = 0, clock_ = 0;
+    const uint64_t *now_ns_;
+    uint64_t clock_ = 0;
 
-    void push(BlockId leaf) { leaves_.push(leaf, calls_.rank(leaf, now_ns_), ++clock_); }
+    void touch(BlockId block, bool is_new) {
+        calls_.touch(block, facts_[block].key, facts_[block].position, *now_ns_, is_new);
+    }
+    void push(BlockId leaf) { leaves_.push(leaf, calls_.rank(leaf, *now_ns_), ++clock_); }
 
 public:
     CallbackPolicy(const PolicyConfig &config, PolicyCallbacks calls)
-        : calls_(std::move(calls)), facts_(config.num_blocks), leaves_(config.num_blocks) {}
+        : calls_(std::move(calls)),
+          facts_(config.num_blocks),
+          leaves_(config.num_blocks),
+          now_ns_(config.now_ns) {}
 
     void published(BlockId block, Key key, uint32_t position) override {
         facts_[block] = {key, position};
-        calls_.touch(block, key, position, now_ns_, true);
+        touch(block, true);
     }
-    void touched(BlockId block) override {
-        calls_.touch(block, facts_[block].key, facts_[block].position, now_ns_, false);
+    void used(BlockId block, Use use) override {
+        if (use == Use::kFound) touch(block, false);
     }
     void dropped(BlockId block) override { calls_.drop(block); }
     void moved(BlockId from, BlockId to) override {
         facts_[to] = facts_[from];
         calls_.drop(from);
-        calls_.touch(to, facts_[to].key, facts_[to].position, now_ns_, true);
+        touch(to, true);
     }
     void add(BlockId leaf) override { push(leaf); }
     void remove(BlockId leaf) override { leaves_.erase(leaf); }
-    void advance(uint64_t now_ns) override { now_ns_ = now_ns; }
     BlockId victim() override {
         for (size_t turn = leaves_.num_leaves(); turn > 0; --turn) {
             BlockId leaf = leaves_.top();
-            double before = leaves_.top_rank(), rank = calls_.rank(leaf, now_ns_);
+            double before = leaves_.top_rank(), rank = calls_.rank(leaf, *now_ns_);
             if (!(rank > before)) return leaf;
             leaves_.erase(leaf);
             leaves_.push(leaf, rank, ++clock_);

@@ -29,9 +29,9 @@ public:
         RankedPolicy::published(block, key, position);
         value(block);
     }
-    void touched(BlockId block) override {
-        RankedPolicy::touched(block);
-        value(block);
+    void used(BlockId block, Use use) override {
+        RankedPolicy::used(block, use);
+        if (use == Use::kFound) value(block);
     }
     BlockId victim() override {
         BlockId leaf = leaves_.top();

@@ -37,7 +37,7 @@ class Lhd : public EvictionPolicy {
         const Fact &fact = facts_[leaf];
         return classes_[fact.block_class].density[age(fact)];
     }
-    void use(BlockId block, uint32_t block_class) {
+    void use_as(BlockId block, uint32_t block_class) {
         facts_[block].used = ++clock_;
         facts_[block].block_class = block_class;
         if (clock_ >= next_ranking_) rank();
@@ -64,12 +64,13 @@ public:
             for (uint32_t a = 0; a < kMaxAge; ++a) of.density[a] = 1.0 / (a + 1);
     }
 
-    void published(BlockId block, Key, uint32_t) override { use(block, 0); }
-    void touched(BlockId block) override {
+    void published(BlockId block, Key, uint32_t) override { use_as(block, 0); }
+    void used(BlockId block, Use use) override {
+        if (use != Use::kFound) return;
         const Fact &fact = facts_[block];
         uint32_t a = age(fact);
         ++classes_[fact.block_class].hits[a];
-        use(block, std::min(uint32_t(std::bit_width(a)) + 1, kNumClasses - 1));
+        use_as(block, std::min(uint32_t(std::bit_width(a)) + 1, kNumClasses - 1));
     }
     void dropped(BlockId block) override {
         const Fact &fact = facts_[block];

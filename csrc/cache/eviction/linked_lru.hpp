@@ -25,7 +25,9 @@ public:
 
     void published(BlockId, Key, uint32_t) override {}
     void moved(BlockId, BlockId) override {}
-    void released(BlockId block) override { just_released_ = block; }
+    void used(BlockId block, Use use) override {
+        if (use == Use::kReleased) just_released_ = block;
+    }
     BlockId victim() override { return oldest_; }
 
     void add(BlockId leaf) override {

@@ -18,7 +18,7 @@ EvictionOrder::EvictionOrder(const BlockPool &pool, const FlatIndex &index, bool
     : pool_(pool),
       index_(index),
       has_parents_(has_parents),
-      config_{pool.num_blocks(), block_tokens},
+      config_{pool.num_blocks(), block_tokens, &now_ns_},
       make_(find_policy(policy_name)),
       is_on_(policy_name != "lru"),
       pin_budget_(pool.num_blocks() / 2) {
@@ -34,18 +34,18 @@ void EvictionOrder::set_policy(MakePolicy make) {
     facts_ = Zeroed<Fact>(pool_.num_blocks());
 }
 
-EvictionPolicy &EvictionOrder::policy(const Fact &fact) {
-    auto &found = ranked_[{fact.band, fact.tenant}];
+EvictionPolicy &EvictionOrder::policy(uint8_t band, uint32_t tenant) {
+    auto &found = ranked_[{band, tenant}];
     if (found) return *found;
-    bands_.insert(fact.band);
-    if (fact.band == Retention::kDefaultBand && fact.tenant == 0) {
+    bands_.insert(band);
+    if (band == Retention::kDefaultBand && tenant == kEverybody) {
         found = make_(config_);
-        found->advance(now_ns_);
         usual_ = found.get();
         return *found;
     }
-    if (!links_) links_.emplace(pool_.num_blocks());
-    found = std::make_unique<LinkedLru>(*links_);
+    std::optional<LeafLinks> &links = tenant == kEverybody ? links_ : tenant_links_;
+    if (!links) links.emplace(pool_.num_blocks());
+    found = std::make_unique<LinkedLru>(*links);
     return *found;
 }
 
@@ -74,18 +74,29 @@ void EvictionOrder::published(BlockId block, const Retention &wanted, uint32_t t
     facts_[block] = {0, 0, wanted.band, kNowhere, has_shares_ ? tenant : 0, 0, 0, 0, 0};
     count(facts_[block].tenant, 1);
     count_child(block);
-    policy(facts_[block]).published(block, known_key(block), facts_[block].position);
+    publish_again(block);
     raise(block, wanted);
     raise_ancestors(block, wanted);
+}
+
+void EvictionOrder::publish_again(BlockId block) {
+    const Fact &fact = facts_[block];
+    each_policy(fact, [&](EvictionPolicy &ranks) {
+        ranks.published(block, known_key(block), fact.position);
+    });
+}
+
+void EvictionOrder::used(BlockId block, Use use) {
+    each_policy(facts_[block], [&](EvictionPolicy &ranks) { ranks.used(block, use); });
 }
 
 void EvictionOrder::moved(BlockId from, BlockId to, bool was_evictable) {
     if (!is_on_) return;
     if (was_evictable) leave(from);
     facts_[to] = facts_[from];
-    policy(facts_[from]).moved(from, to);
+    each_policy(facts_[to], [&](EvictionPolicy &ranks) { ranks.moved(from, to); });
     if (uint32_t tenant = facts_[from].pin_tenant) {
-        Waiting &pins = pins_of_tenant_[tenant];
+        Pins &pins = pins_of_tenant_[tenant];
         pins.erase({facts_[from].pin_moment, from});
         pins.emplace(facts_[from].pin_moment, to);
     }
@@ -98,7 +109,7 @@ bool EvictionOrder::is_leaf(BlockId block) const {
 
 void EvictionOrder::became_evictable(BlockId block) {
     if (!is_on_) return;
-    policy(facts_[block]).released(block);
+    used(block, Use::kReleased);
     if (facts_[block].num_children == 0) enter(block);
 }
 
@@ -110,7 +121,7 @@ void EvictionOrder::became_held(BlockId block) {
 void EvictionOrder::touched(BlockId block) {
     if (!is_on_) return;
     Fact &fact = facts_[block];
-    policy(fact).touched(block);
+    used(block, Use::kFound);
     if (fact.ttl_ns && fact.ttl_until_ns > now_ns_ && fact.place == kNowhere)
         fact.ttl_until_ns = now_ns_ + fact.ttl_ns;
 }
@@ -120,7 +131,7 @@ void EvictionOrder::dropped(BlockId block) {
     BlockId parent = parent_of(block);
     leave(block);
     unpin(block);
-    policy(facts_[block]).dropped(block);
+    each_policy(facts_[block], [&](EvictionPolicy &ranks) { ranks.dropped(block); });
     count(facts_[block].tenant, -1);
     facts_[block] = {};
     if (parent == kNullBlock) return;
@@ -128,12 +139,11 @@ void EvictionOrder::dropped(BlockId block) {
 }
 
 void EvictionOrder::request_ended(std::span<const BlockId> path, const RequestEnd &end) {
-    if (!is_on_) return;
-    if (!usual_) return;
+    if (!is_on_ || !usual_) return;
     if (ranked_.size() == 1) return usual_->request_ended(path, end);
     std::vector<BlockId> part;
     for (BlockId block : path)
-        if (facts_[block].band == Retention::kDefaultBand && facts_[block].tenant == 0)
+        if (facts_[block].band == Retention::kDefaultBand && is_common(facts_[block]))
             part.push_back(block);
     if (!part.empty()) usual_->request_ended(part, end);
 }
@@ -144,14 +154,18 @@ void EvictionOrder::enter(BlockId leaf) {
     Fact &fact = facts_[leaf];
     if (fact.pin_tenant) {
         fact.place = kPinned;
-        pinned_[{fact.band, fact.tenant}].emplace(fact.pin_moment, leaf);
+        each_line(fact, [&](uint32_t line) {
+            pinned_[line].emplace(fact.band, fact.pin_moment, leaf);
+        });
     } else if (fact.ttl_until_ns > now_ns_) {
         fact.place = kKept;
-        kept_[{fact.band, fact.tenant}].emplace(fact.ttl_until_ns, leaf);
+        each_line(fact, [&](uint32_t line) {
+            kept_[line].emplace(fact.band, fact.ttl_until_ns, leaf);
+        });
         ends_.emplace(fact.ttl_until_ns, fact.band, leaf);
     } else {
         fact.place = kRanked;
-        policy(fact).add(leaf);
+        each_policy(fact, [&](EvictionPolicy &ranks) { ranks.add(leaf); });
     }
 }
 
@@ -159,12 +173,20 @@ void EvictionOrder::leave(BlockId block) {
     Fact &fact = facts_[block];
     switch (fact.place) {
         case kNowhere: return;
-        case kRanked: policy(fact).remove(block); break;
+        case kRanked:
+            each_policy(fact, [&](EvictionPolicy &ranks) { ranks.remove(block); });
+            break;
         case kKept:
-            kept_[{fact.band, fact.tenant}].erase({fact.ttl_until_ns, block});
+            each_line(fact, [&](uint32_t line) {
+                kept_[line].erase({fact.band, fact.ttl_until_ns, block});
+            });
             ends_.erase({fact.ttl_until_ns, fact.band, block});
             break;
-        case kPinned: pinned_[{fact.band, fact.tenant}].erase({fact.pin_moment, block}); break;
+        case kPinned:
+            each_line(fact, [&](uint32_t line) {
+                pinned_[line].erase({fact.band, fact.pin_moment, block});
+            });
+            break;
     }
     fact.place = kNowhere;
 }
@@ -180,7 +202,6 @@ void EvictionOrder::end_lifetimes() {
 void EvictionOrder::advance(uint64_t now_ns) {
     if (now_ns <= now_ns_) return;
     now_ns_ = now_ns;
-    if (usual_) usual_->advance(now_ns);
     if (!ends_.empty()) end_lifetimes();
 }
 
@@ -190,9 +211,7 @@ void EvictionOrder::advance(uint64_t now_ns) {
 void EvictionOrder::start() {
     is_on_ = true;
     facts_ = Zeroed<Fact>(pool_.num_blocks());
-    Fact usual{};
-    usual.band = Retention::kDefaultBand;
-    EvictionPolicy &ranks = policy(usual);
+    EvictionPolicy &ranks = policy(Retention::kDefaultBand, kEverybody);
     for (BlockId block = 1; block < pool_.num_blocks(); ++block) {
         if (!index_.is_cached(block)) continue;
         facts_[block].band = Retention::kDefaultBand;
@@ -200,7 +219,7 @@ void EvictionOrder::start() {
         ranks.published(block, known_key(block), 0);
     }
     for (BlockId block = pool_.oldest(); block != kNullBlock; block = pool_.next(block)) {
-        ranks.released(block);
+        ranks.used(block, Use::kReleased);
         if (is_leaf(block)) enter(block);
     }
 }
@@ -217,7 +236,7 @@ void EvictionOrder::pin(BlockId block, uint32_t tenant) {
     unpin(block);
     facts_[block].pin_tenant = tenant;
     facts_[block].pin_moment = ++clock_;
-    Waiting &pins = pins_of_tenant_[tenant];
+    Pins &pins = pins_of_tenant_[tenant];
     pins.emplace(clock_, block);
     if (pins.size() <= pin_budget_) return;
     BlockId oldest = pins.begin()->second;
@@ -237,10 +256,10 @@ bool EvictionOrder::raise(BlockId block, const Retention &wanted) {
     bool was_placed = fact.place != kNowhere;
     leave(block);
     if (wanted.band > fact.band) {
-        policy(fact).dropped(block);
+        each_policy(fact, [&](EvictionPolicy &ranks) { ranks.dropped(block); });
         fact.band = wanted.band;
-        policy(fact).published(block, known_key(block), fact.position);
-        if (pool_.ref_count(block) == 0) policy(fact).released(block);
+        publish_again(block);
+        if (pool_.ref_count(block) == 0) used(block, Use::kReleased);
     }
     fact.ttl_until_ns = std::max(fact.ttl_until_ns, wanted.ttl_until_ns);
     fact.ttl_ns = std::max(fact.ttl_ns, wanted.ttl_ns);

@@ -1,7 +1,6 @@
 // In which order the published blocks of one group go. Below, what goes first stands first:
 //
-//     ranked, lowest band first: the usual one as the policy says, others and those of tenants that
-//             have shares least recently used first; who has most may come before that
+//     ranked, lowest band first: the usual one as the policy says, others least recently used first
 //     kept: a lifetime (TTL) runs; lowest band, then the one that ends first
 //     pinned; lowest band, then the oldest pin
 //
@@ -9,6 +8,9 @@
 //    children, since raising it raises its ancestors.
 // 2. Pins of a tenant are at most `pin_budget`: one more and the oldest loses its pin. Pinned
 //    blocks are still evictable when nothing else is left: a pin never keeps a request waiting.
+// Where tenants have shares each has a line of its own as well, all bands least recently used
+// first: for its quota, and, where it is fair, in place of the common line (kEverybody).
+//
 // 3. Plain: policy LRU, and nothing raised yet. Then nothing is kept here: the pool's list is the
 //    order, and the first raise counts what is there.
 #pragma once
@@ -42,7 +44,9 @@ class EvictionOrder {
         uint32_t tenant, pin_tenant;
         uint64_t ttl_until_ns, ttl_ns, pin_moment;
     };
-    using Waiting = std::set<std::pair<uint64_t, BlockId>>;  // (moment, block)
+    using Pins = std::set<std::pair<uint64_t, BlockId>>;              // (moment, block)
+    using Waiting = std::set<std::tuple<uint8_t, uint64_t, BlockId>>;  // (band, moment, block)
+    static constexpr uint32_t kEverybody = 0;
 
     const BlockPool &pool_;
     const FlatIndex &index_;
@@ -51,14 +55,13 @@ class EvictionOrder {
     MakePolicy make_;
     bool is_on_;
     Zeroed<Fact> facts_;
-    using Ranks = std::pair<uint8_t, uint32_t>;  // (band, tenant)
+    using Ranks = std::pair<uint8_t, uint32_t>;  // (band, whose line)
     std::map<Ranks, std::unique_ptr<EvictionPolicy>> ranked_;  // made when first used
     EvictionPolicy *usual_ = nullptr;  // of the default band: the one that was asked for
-    using WaitingByRanks = std::map<Ranks, Waiting>;
-    WaitingByRanks kept_, pinned_;
+    std::map<uint32_t, Waiting> kept_, pinned_;  // by whose line
     std::set<uint8_t> bands_;  // in use
     std::set<std::tuple<uint64_t, uint8_t, BlockId>> ends_;  // of kept leaves: (end, band, block)
-    std::map<uint32_t, Waiting> pins_of_tenant_;
+    std::map<uint32_t, Pins> pins_of_tenant_;
     uint32_t pin_budget_;
     uint64_t now_ns_ = 0, clock_ = 0, num_dropped_pins_ = 0;
 
@@ -66,17 +69,29 @@ class EvictionOrder {
     uint32_t quota_blocks_ = 0;
     std::map<uint32_t, uint32_t> num_cached_;  // of a tenant, where there are shares
     std::set<std::pair<uint32_t, uint32_t>> by_share_;  // (number, tenant)
-    std::optional<LeafLinks> links_;
+    std::optional<LeafLinks> links_, tenant_links_;
 
-    EvictionPolicy &policy(const Fact &fact);
+    bool is_common(const Fact &fact) const { return fact.tenant == kEverybody || !is_fair_; }
+    EvictionPolicy &policy(uint8_t band, uint32_t tenant);
+    // The lines that a block stands in: (whose) and its policy there.
+    template <typename Tell>
+    void each_line(const Fact &fact, Tell tell) const {
+        if (is_common(fact)) tell(kEverybody);
+        if (fact.tenant != kEverybody) tell(fact.tenant);
+    }
+    template <typename Tell>
+    void each_policy(const Fact &fact, Tell tell) {
+        each_line(fact, [&](uint32_t line) { tell(policy(fact.band, line)); });
+    }
     void count(uint32_t tenant, int change);
-    static BlockId first_waiting(const WaitingByRanks &waiting, const uint32_t *tenant);
-    BlockId victim_of(uint32_t tenant);
+    BlockId victim_of(uint32_t line);
     BlockId victim_by_share();
     BlockId parent_of(BlockId block) const;
     Key known_key(BlockId block) const;
     void start();
     void count_child(BlockId block);
+    void publish_again(BlockId block);  // to the policies of its lines
+    void used(BlockId block, Use use);
     bool is_leaf(BlockId block) const;
     void enter(BlockId leaf);
     void leave(BlockId block);

@@ -15,6 +15,7 @@ PolicyPointer make_s3fifo(const PolicyConfig &);
 PolicyPointer make_arc(const PolicyConfig &);
 PolicyPointer make_gdsf(const PolicyConfig &);
 PolicyPointer make_reuse_rank(const PolicyConfig &);
+PolicyPointer make_reuse_rank_strict(const PolicyConfig &);
 PolicyPointer make_reuse_rank_plain(const PolicyConfig &);
 PolicyPointer make_tlru(const PolicyConfig &);
 PolicyPointer make_lhd(const PolicyConfig &);

@@ -1,13 +1,13 @@
 // What chooses the next block to evict. A policy ranks; it neither holds nor frees anything: the
 // block group tells it what happens to published blocks and asks for the next victim.
 //
-//     published --touched, released, ...--> dropped        of a block that has a hash
+//     published --used, used, ...--> dropped               of a block that has a hash
 //     add --remove--> add --> victim() --> dropped         of an evictable leaf
 //
 // 1. Only blocks that stand between add and remove are victims.
 // 2. A leaf is evictable and has no published child (in a window group: it is evictable). So under
 //    every policy the cached set stays prefix-closed and a run goes from its tail.
-// 3. Time comes in by advance() only. Nothing here draws lots.
+// 3. Time is read from the clock in the configuration; it never goes back. Nothing here draws lots.
 #pragma once
 
 #include <cstdint>
@@ -27,12 +27,19 @@ using Key = uint64_t;
 struct PolicyConfig {
     uint32_t num_blocks;    // of the pool, with its null block
     uint32_t block_tokens;  // tokens of a block: what was learnt in tokens holds for any size
+    const uint64_t *now_ns;
 };
 
 struct RequestEnd {
     bool is_finished = true;  // false: preempted, or cut short
     bool has_tool_calls = false;
-    uint32_t num_asked_blocks = 0;  // filled in by the cache: full blocks that the prompt asked for
+    // filled in by the cache: full blocks that the prompt asked for, and those that it found
+    uint32_t num_asked_blocks = 0, num_hit_blocks = 0;
+};
+
+enum class Use {
+    kFound,     // a prompt found the block
+    kReleased,  // its last holder let go of it; of a table the tail first
 };
 
 class EvictionPolicy {
@@ -41,10 +48,7 @@ public:
 
     // The block is findable from now on; its place in its chain is `position`, in blocks.
     virtual void published(BlockId block, Key key, uint32_t position) = 0;
-    // A prompt found it.
-    virtual void touched(BlockId /*block*/) {}
-    // Its last holder let go of it; of a table the tail first.
-    virtual void released(BlockId /*block*/) {}
+    virtual void used(BlockId /*block*/, Use /*use*/) {}
     virtual void dropped(BlockId /*block*/) {}
     // `to` now stands for `from`, which is no leaf.
     virtual void moved(BlockId from, BlockId to) = 0;
@@ -54,7 +58,6 @@ public:
     // The leaf to evict next, or kNullBlock when there is none.
     virtual BlockId victim() = 0;
 
-    virtual void advance(uint64_t /*now_ns*/) {}
     // Before its blocks are released. `path`: its published blocks in order.
     virtual void request_ended(std::span<const BlockId> /*path*/, const RequestEnd & /*end*/) {}
 };

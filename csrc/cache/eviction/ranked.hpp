@@ -28,8 +28,10 @@ public:
         ++clock_;
         facts_[block] = {clock_, clock_, position, 1, 0.0};
     }
-    void touched(BlockId block) override { ++facts_[block].num_uses; }
-    void released(BlockId block) override { facts_[block].released = ++clock_; }
+    void used(BlockId block, Use use) override {
+        if (use == Use::kFound) ++facts_[block].num_uses;
+        else facts_[block].released = ++clock_;
+    }
     void moved(BlockId from, BlockId to) override { facts_[to] = facts_[from]; }
     void add(BlockId leaf) override { leaves_.push(leaf, rank(facts_[leaf]), tie(facts_[leaf])); }
     void remove(BlockId leaf) override { leaves_.erase(leaf); }

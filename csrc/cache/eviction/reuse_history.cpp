@@ -33,17 +33,18 @@ void ReuseHistory::unlink(NodeId id) {
     nodes_[node.older].newer = node.newer;
 }
 
-void ReuseHistory::use(NodeId id) {
+NodeId ReuseHistory::use(NodeId id) {
     if (nodes_[id].is_in_lru) unlink(id);
     else ++num_in_lru_;
     nodes_[id].is_in_lru = true;
     link_newest(id);
-    if (num_in_lru_ <= capacity_) return;
+    if (num_in_lru_ <= capacity_) return 0;
     NodeId oldest = nodes_[0].newer;
     unlink(oldest);
     nodes_[oldest].is_in_lru = false;
     --num_in_lru_;
     if (nodes_[oldest].block == kNullBlock && !nodes_[oldest].is_in_shadow) remember(oldest);
+    return oldest;
 }
 
 void ReuseHistory::remember(NodeId id) {

@@ -49,8 +49,8 @@ public:
 
     // The node that this key has, or a new one; never one that stands for another block.
     NodeId node_for(Key key);
-    // Used now: the newest of the LRU shadow.
-    void use(NodeId id);
+    // Used now: the newest of the LRU shadow. Returns what went from there, or 0.
+    NodeId use(NodeId id);
     // Evicted now, from the cache or from the shadow.
     void remember(NodeId id);
     // Cached again.

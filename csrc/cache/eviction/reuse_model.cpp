@@ -31,10 +31,11 @@ uint32_t ReuseModel::bucket_of(uint32_t record) const {
     return bucket_of_age(now_ns_ - log_[record - first_].time_ns);
 }
 
-void ReuseModel::advance(uint64_t now_ns) {
-    if (now_ns <= now_ns_) return;
+bool ReuseModel::advance(uint64_t now_ns) {
+    if (now_ns <= now_ns_) return false;
     now_ns_ = now_ns;
     sweep();
+    return true;
 }
 
 // One pointer a bucket goes over the log: each record crosses each edge once.

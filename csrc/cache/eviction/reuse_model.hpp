@@ -62,7 +62,7 @@ private:
 public:
     ReuseModel(uint32_t block_tokens, size_t max_records);
 
-    void advance(uint64_t now_ns);
+    bool advance(uint64_t now_ns);  // false: no time has passed
     uint32_t bucket_of(uint32_t record) const;
     uint32_t newest() const { return first_ + uint32_t(log_.size()) - 1; }
 

@@ -51,8 +51,8 @@ public:
         if (is_known) ghosts_.erase(key);
         enter(block, is_known);
     }
-    void touched(BlockId block) override {
-        if (facts_[block].num_uses < 3) ++facts_[block].num_uses;
+    void used(BlockId block, Use use) override {
+        if (use == Use::kFound && facts_[block].num_uses < 3) ++facts_[block].num_uses;
     }
     void dropped(BlockId block) override {
         leave(block);

@@ -24,7 +24,9 @@ public:
         place_[block] = ++clock_;
         is_visited_[block] = 0;
     }
-    void touched(BlockId block) override { is_visited_[block] = 1; }
+    void used(BlockId block, Use use) override {
+        if (use == Use::kFound) is_visited_[block] = 1;
+    }
     void moved(BlockId from, BlockId to) override {
         place_[to] = place_[from];
         is_visited_[to] = is_visited_[from];

@@ -24,25 +24,14 @@ void EvictionOrder::count(uint32_t tenant, int change) {
     else num_cached_.erase(tenant);
 }
 
-// The first of the lowest band that has any; of one tenant, or of all.
-BlockId EvictionOrder::first_waiting(const WaitingByRanks &waiting, const uint32_t *tenant) {
-    const std::pair<uint64_t, BlockId> *first = nullptr;
-    uint8_t band = 0;
-    for (const auto &[ranks, leaves] : waiting) {
-        if (leaves.empty() || (tenant && ranks.second != *tenant)) continue;
-        if (first && ranks.first > band) break;
-        if (!first || *leaves.begin() < *first) first = &*leaves.begin();
-        band = ranks.first;
-    }
-    return first ? first->second : kNullBlock;
-}
-
-BlockId EvictionOrder::victim_of(uint32_t tenant) {
+BlockId EvictionOrder::victim_of(uint32_t line) {
     for (uint8_t band : bands_)
-        if (auto found = ranked_.find({band, tenant}); found != ranked_.end())
+        if (auto found = ranked_.find({band, line}); found != ranked_.end())
             if (BlockId leaf = found->second->victim(); leaf != kNullBlock) return leaf;
-    BlockId kept = first_waiting(kept_, &tenant);
-    return kept != kNullBlock ? kept : first_waiting(pinned_, &tenant);
+    for (const auto *waiting : {&kept_, &pinned_})
+        if (auto found = waiting->find(line); found != waiting->end() && !found->second.empty())
+            return std::get<2>(*found->second.begin());
+    return kNullBlock;
 }
 
 BlockId EvictionOrder::over_quota(uint32_t tenant) {
@@ -61,11 +50,7 @@ BlockId EvictionOrder::victim_by_share() {
 
 BlockId EvictionOrder::victim() {
     if (!is_on_) return pool_.oldest();
-    if (is_fair_) return victim_by_share();
-    for (auto &[ranks, policy] : ranked_)
-        if (BlockId leaf = policy->victim(); leaf != kNullBlock) return leaf;
-    BlockId kept = first_waiting(kept_, nullptr);
-    return kept != kNullBlock ? kept : first_waiting(pinned_, nullptr);
+    return is_fair_ ? victim_by_share() : victim_of(kEverybody);
 }
 
 }  // namespace pagemill::cache

@@ -307,6 +307,10 @@ class CacheManager:
         """Counters since the start, and what is held now."""
         return CacheStats(self._group_stats(), *self._core.core_counts())
 
+    def num_dropped_pins(self) -> int:
+        """Blocks of all groups that lost their pin because their tenant was over its budget."""
+        return sum(map(self._core.num_dropped_pins, range(len(self.config.groups))))
+
     def check_integrity(self, level: int = 2) -> None:
         """Raises IntegrityError for the first invariant that does not hold.
 

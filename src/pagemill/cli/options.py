@@ -186,6 +186,13 @@ SERVER_OPTIONS = (
         "KEY",
     ),
     Option(
+        "max_cache_priority",
+        ("--max-cache-priority",),
+        int,
+        "the highest cache_priority that a request may ask for (100)",
+        "N",
+    ),
+    Option(
         "metrics_prefix",
         ("--metrics-prefix",),
         str,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pagemill.core.errors import ConfigError
 from pagemill.core.layers import BLOCK_SIZES, EVICTIONS, PREFIX_INDEXES
+from pagemill.core.retention import MAX_BAND
 from pagemill.core.units import MAX_BYTES
 
 DTYPES = ("auto", "float32", "bfloat16")
@@ -93,6 +94,8 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     operator_key: str | None = None
+    max_cache_priority: int = MAX_BAND
+    """The highest ``cache_priority`` that a request may ask for."""
     metrics_prefix: str = "pagemill"
     drain_timeout_s: float = 30.0
     kv_events_endpoint: str = ""
@@ -116,6 +119,7 @@ class ServerConfig:
             )
         if self.operator_key is not None and self.operator_key in ("", *self.api_keys):
             raise ConfigError("operator_key: give a key that is no api_key, and not empty")
+        _between("max_cache_priority", self.max_cache_priority, 0, MAX_BAND)
         if any(not key for key in self.api_keys):
             raise ConfigError("an api_key is empty: leave it out to serve without a key")
         self._check_events()

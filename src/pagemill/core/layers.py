@@ -10,7 +10,9 @@ TOKEN_GROUP = 16
 
 BLOCK_SIZES = (16, 32, 64, 128)
 PREFIX_INDEXES = ("radix", "flat", "off")
-EVICTIONS = ("lru", "lfu", "fifo", "sieve", "s3fifo", "arc", "gdsf", "reuse_rank")
+EVICTIONS = (
+    "lru", "lfu", "fifo", "sieve", "s3fifo", "arc", "gdsf", "reuse_rank", "reuse_rank_strict",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,8 +206,7 @@ class Engine:
         self._wake.set()
 
     def call(self, run: Callable[[CacheManager], Made]) -> Future[Made]:
-        """``run`` on the cache, in the engine's thread and between two steps: what an operator
-        does to it. Raises QueueFullError or EngineStoppedError."""
+        """``run`` on the cache between two steps. Raises QueueFullError or EngineStoppedError."""
         if not self._thread.is_alive():
             raise EngineStoppedError(STOPPED)
         done: Future[Made] = Future()
@@ -220,6 +219,8 @@ class Engine:
 
         self._inbox.call(run_it)
         self._wake.set()
+        if self._has_ended and self._inbox.drop_call(run_it):
+            raise EngineStoppedError(STOPPED)
         return done
 
     def drain(self, timeout_s: float) -> bool:

@@ -22,10 +22,11 @@ from pagemill.runtime.probe import FALL_BACK, ProbeReport, make_report, probe_la
 NUM_TOKENS = 256
 BLOCK_SIZE = 16
 
-TEXT = """The harbour master kept three books: ships that came, ships that left, and ships that were
-only talked about. On 14 March the second book had 27 lines, the third 112. "A lost page costs us
-time," she told the apprentice, "never an answer." He wrote that down under 0x7f3a, next to a drawing of a
-crane, and asked what a knot was. Then the bell rang twice and both went out into the rain.
+TEXT = """The harbour master kept three books: ships that came, ships that left, and ships that
+were only talked about. On 14 March the second book had 27 lines, the third 112. "A lost page costs
+us time," she told the apprentice, "never an answer." He wrote that down under 0x7f3a, next to a
+drawing of a crane, and asked what a knot was. Then the bell rang twice and both went out into the
+rain.
 
 def tide(hour: int) -> float:
     return 2.4 * math.sin(2 * math.pi * (hour - 3) / 12.42) + 0.3

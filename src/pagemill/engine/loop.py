@@ -54,6 +54,15 @@ class Inbox:
                 raise QueueFullError(f"{MAX_CALLS} calls wait already: try again in a moment")
             self._calls.append(run)
 
+    def drop_call(self, run: Callable[[], None]) -> bool:
+        """Take a call back: nobody runs it once the engine's thread has ended. False when that
+        thread took it before: then it is done, or will be."""
+        with self._lock:
+            if run not in self._calls:
+                return False
+            self._calls.remove(run)
+            return True
+
     def take_calls(self) -> list[Callable[[], None]]:
         with self._lock:
             taken = list(self._calls)

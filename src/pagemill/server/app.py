@@ -70,7 +70,9 @@ class App:
         self._max_body_bytes = max_body_bytes(max_model_len)
         self._long_bodies = asyncio.Lock()
         self._started = int(time.time())
-        self._converter = Converter(engine.tokenizer, template, max_model_len)
+        self._converter = Converter(
+            engine.tokenizer, template, max_model_len, config.max_cache_priority
+        )
         self._tenants = Tenants(config)
 
     def asgi(self) -> Starlette:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from pagemill.core.errors import RequestError
 from pagemill.core.request import SamplingParams
+from pagemill.core.retention import MAX_BAND
 from pagemill.engine.engine import Generate
 from pagemill.engine.text import check_stop_strings
 from pagemill.models.template import ChatTemplate
@@ -30,9 +31,14 @@ class Converter:
     """Knows the model's tokenizer, template and limits. Changes nothing; any thread may call it."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, max_model_len: int
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        max_model_len: int,
+        max_cache_priority: int = MAX_BAND,
     ) -> None:
         self._tokenizer = tokenizer
+        self._max_band = max_cache_priority
         self._template = template
         self._max_model_len = max_model_len
 
@@ -100,7 +106,12 @@ class Converter:
         _check_utf8("cache_salt", body.cache_salt)
         _check_utf8("tenant", body.tenant)
         if body.messages is not None:
-            return self.chat_prompt(message_values(body.messages), body.tools)
+            return self.chat_prompt(
+                message_values(body.messages),
+                body.tools,
+                body.add_generation_prompt,
+                body.chat_template_kwargs,
+            )
         return None if body.prompt is None else self._prompt(body.prompt, body.add_special_tokens)
 
     def check_ids(self, ids: Sequence[int], name: str) -> None:
@@ -167,7 +178,7 @@ class Converter:
             priority=body.priority,
             salt=body.cache_salt or "",
             tenant=tenant,
-            retention=retention_of(body),
+            retention=retention_of(body, self._max_band),
             skip_special_tokens=body.skip_special_tokens,
             request_id=body.request_id,
         )

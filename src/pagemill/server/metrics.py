@@ -45,6 +45,7 @@ OWN_NAMES = frozenset(
         "estimated_flops",
         "kv_event_batches",
         "kv_event_batches_dropped",
+        "pins_dropped",
     )
 )
 """vLLM has nothing of these names."""
@@ -210,6 +211,7 @@ class _EngineCollector:
             ("prefix_cache_hits", "Tokens found.", stats.num_hit_tokens),
             ("prompt_tokens_cached", "Prompt tokens served from cache.", stats.num_hit_tokens),
             ("prompt_tokens_recomputed", "Tokens computed again.", stats.num_recomputed_tokens),
+            ("pins_dropped", "Blocks over a tenant's pins.", self._engine.cache.num_dropped_pins()),
             ("integrity_checks", "Idle checks made.", self._engine.num_integrity_checks),
             ("estimated_weight_read_bytes", "Weight bytes steps had to read.", weight_bytes),
             ("estimated_kv_read_bytes", "KV bytes steps had to read.", kv_bytes),

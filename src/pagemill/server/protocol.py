@@ -153,6 +153,8 @@ class DropBody(_Body):
     messages: Messages | None = None
     tools: Tools | None = None
     add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeBody(_Body):

@@ -23,11 +23,13 @@ CONTROL_TTLS: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
 MAX_TTL_S = 7 * 86_400.0
 
 
-def retention_of(body: Sampled) -> Retention:
-    """Raises RequestError that names the field."""
-    band = DEFAULT_BAND if body.cache_priority is None else body.cache_priority
-    if not 0 <= band <= MAX_BAND:
-        raise RequestError(f"cache_priority is {band}: give 0 to {MAX_BAND}", "cache_priority")
+def retention_of(body: Sampled, max_band: int = MAX_BAND) -> Retention:
+    """``max_band``: the highest ``cache_priority`` that this server takes from a client. Raises
+    RequestError that names the field."""
+    asked = body.cache_priority
+    if asked is not None and not 0 <= asked <= max_band:
+        raise RequestError(f"cache_priority is {asked}: give 0 to {max_band}", "cache_priority")
+    band = min(DEFAULT_BAND, max_band) if asked is None else asked
     ttls = list(_lifetimes(body))
     ttl_ns = round(max(ttls) * NS_PER_S) if ttls else None
     return Retention(band, ttl_ns, bool(body.cache_pin))

@@ -17,8 +17,8 @@ class Tenants:
     """
 
     def __init__(self, config: ServerConfig) -> None:
-        self._names = {key.encode(): tenant_of(key) for key in config.api_keys}
-        self._operator_key = (config.operator_key or "").encode()
+        self._names = {key.encode("utf-8", "replace"): tenant_of(key) for key in config.api_keys}
+        self._operator_key = (config.operator_key or "").encode("utf-8", "replace")
 
     @property
     def names(self) -> list[str]:
@@ -54,9 +54,10 @@ class Tenants:
 def tenant_of(api_key: str) -> str:
     """The name of the tenant behind a key: 16 hexadecimal digits, which do not give the key away
     (its first bits of SHA-256 under a label)."""
-    return hashlib.sha256(b"pagemill tenant " + api_key.encode()).hexdigest()[:16]
+    return hashlib.sha256(b"pagemill tenant " + api_key.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def _given_key(request: Request) -> bytes:
+    """The bytes that were sent: a header is read as latin-1, whatever the client wrote it in."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    return given.strip().encode("utf-8", "replace") if scheme.lower() == "bearer" else b""
+    return given.strip(" \t").encode("latin-1") if scheme.lower() == "bearer" else b""
