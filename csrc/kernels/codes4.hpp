@@ -209,7 +209,7 @@ static inline void put_keys4(uint8_t *meta, uint8_t *keys, float *rows, int64_t 
         choose_channels(channels, meta + c, minima);
         Vec low;
         for (int i = 0; i < kLanes; ++i) {
-            low[i] = from_f16(minima[i]);
+            low[i] = lost[i] != 0.0f ? 0.0f : from_f16(minima[i]);  // its codes are 0
             if (lost[i] != 0.0f) minima[i] = 0x7e00;
         }
         std::memcpy(meta + dim + 2 * c, minima, sizeof minima);

@@ -106,6 +106,7 @@ def test_every_flag_is_also_a_setting_of_a_file(tmp_path: Path) -> None:
     """vLLM's names too: what the command line takes, the file takes, and it means the same."""
     values = {
         "dtype": "float32", "kv-format": "bf16", "kv-cache-dtype": "bfloat16", "block-size": 64,
+        "device": "auto",
         "prefix-index": "off", "scheduling-policy": "priority", "host": "::1", "port": 1,
         "metrics-prefix": "vllm", "eviction": "arc", "kv-format-force": "on",
         "tenant-quota": 0.5, "fair-share": "on", "drain-timeout": 2.5, "kv-memory": "1GiB",

@@ -33,6 +33,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class LayerWeights:
+    """The weights of one layer, as listed above."""
+
     attention_norm: torch.Tensor
     qkv: torch.Tensor
     attention_output: torch.Tensor

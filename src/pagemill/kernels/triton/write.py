@@ -9,6 +9,7 @@ the scratch's group -1 - r (``plan.py``).
 import triton
 import triton.language as tl
 
+from pagemill.kernels.triton.codes4 import put_keys4, put_values4
 from pagemill.kernels.triton.numbers import (
     bf16_of_bits,
     clamped,
@@ -17,8 +18,6 @@ from pagemill.kernels.triton.numbers import (
     hadamard,
     is_finite,
     rounded,
-    scale_byte,
-    scale_of_byte,
     to_bf16_bits,
     to_e4m3,
     to_f16_bits,
@@ -71,79 +70,6 @@ def _put8(meta, ptr, x, mask, is_new, FORMAT: tl.constexpr, DP: tl.constexpr,
 
 
 @triton.jit
-def _range(x, usable, is_used, AXIS: tl.constexpr):
-    """fp16 bits of the minimum and the maximum of ``x`` over the used numbers of an axis."""
-    low = tl.min(tl.where(usable & is_used, x, 3.4028234663852886e38), AXIS) + 0.0
-    high = tl.max(tl.where(usable & is_used, x, -3.4028234663852886e38), AXIS)
-    bits = to_f16_bits(clamped(low, -65504.0, 65504.0), low == low)
-    return bits, high
-
-
-@triton.jit
-def _put_values4(
-    meta, ptr, v, first, end, D: tl.constexpr, DP: tl.constexpr, P: tl.constexpr
-):  # fmt: skip
-    """V of 4 bits, with a scale and a minimum for each token and plane; lanes [first, end)."""
-    lane = tl.arange(0, 16)
-    is_new = (lane >= first) & (lane < end)
-    x = tl.reshape(v, (16, P, DP // P))
-    channel = tl.arange(0, P)[:, None] * (DP // P) + tl.arange(0, DP // P)[None, :]
-    is_used = (channel < D)[None, :, :]
-    finite = tl.min((is_finite(x) | ~is_used).to(tl.int32), 2) > 0
-    low_bits, high = _range(x, finite[:, :, None], is_used, 2)
-    low_bits = tl.where(finite, low_bits, 0).to(tl.int16)
-    low = f16_of_bits(low_bits)
-    step = tl.div_rn(high - low, tl.zeros_like(low) + 15.0) + 0.0
-    scale_bits = to_f16_bits(clamped(step, 0.0, 65504.0), finite)
-    at = tl.arange(0, P)[None, :] * 32 + lane[:, None]
-    is_there = is_new[:, None] & (tl.arange(0, P) * 64 < D)[None, :]
-    line = meta.to(tl.pointer_type(tl.int16)) + at
-    tl.store(line, scale_bits, mask=is_there)
-    tl.store(line + 16, low_bits, mask=is_there)
-    offset = x - low[:, :, None]
-    codes = rounded(clamped(divided(offset, f16_of_bits(scale_bits)[:, :, None]), 0.0, 15.0))
-    _put_nibbles(ptr, tl.reshape(codes.to(tl.int32), (16, DP)), first, end, D, DP)
-
-
-@triton.jit
-def _put_nibbles(ptr, codes, first, end, D: tl.constexpr, DP: tl.constexpr):
-    """Codes int32 [16, DP]: token t < 8 in the low half of a byte, t + 8 in the high one."""
-    low, high = tl.split(tl.permute(tl.reshape(codes, (2, 8, DP)), (1, 2, 0)))
-    t, d = tl.arange(0, 8)[:, None], tl.arange(0, DP)[None, :]
-    has_low, has_high = (t >= first) & (t < end), (t + 8 >= first) & (t + 8 < end)
-    mask = (has_low | has_high) & (d < D)
-    at = ptr + d // 16 * 128 + t // 4 * 64 + d % 16 * 4 + t % 4
-    old = tl.load(at, mask=mask, other=0).to(tl.int32)
-    byte = tl.where(has_low, low, old & 15) | (tl.where(has_high, high, old >> 4) << 4)
-    tl.store(at, byte.to(tl.uint8), mask=mask)
-
-
-@triton.jit
-def _put_keys4(meta, ptr, k, D: tl.constexpr, DP: tl.constexpr):
-    """Keys of a whole group in 4 bits, with a scale and a minimum for each channel."""
-    d = tl.arange(0, DP)
-    finite = tl.min(is_finite(k).to(tl.int32), 0) > 0
-    low_bits, high = _range(k, finite[None, :], tl.full((16, DP), True, tl.int1), 0)
-    low = f16_of_bits(low_bits)
-    spread = tl.div_rn(high - low, tl.zeros_like(low) + 15.0)
-    byte = scale_byte(clamped(tl.where(finite, spread, 0.0), 0.0, 1e30))
-    tl.store(meta + d, byte.to(tl.uint8), mask=d < D)
-    low_bits = tl.where(finite, low_bits, 0x7E00).to(tl.int16)
-    tl.store((meta + D).to(tl.pointer_type(tl.int16)) + d, low_bits, mask=d < D)
-    pad: tl.constexpr = (3 * D + 63) // 64 * 64 - 3 * D
-    tl.store(meta + 3 * D + tl.arange(0, 64), tl.zeros((64,), tl.uint8),
-             mask=tl.arange(0, 64) < pad)  # fmt: skip
-    offset = tl.where(finite[None, :], k - low[None, :], 0.0)
-    scale = scale_of_byte(byte)[None, :] + tl.zeros_like(offset)
-    codes = rounded(clamped(tl.div_rn(offset, scale), 0.0, 15.0)).to(tl.int32)
-    pairs = tl.permute(tl.reshape(codes, (16, DP // 8, 2, 4)), (0, 1, 3, 2))
-    even, odd = tl.split(pairs)
-    packed = tl.reshape(even | (odd << 4), (16, DP // 2)).to(tl.uint8)
-    i, lane = tl.arange(0, DP // 2)[None, :], tl.arange(0, 16)[:, None]
-    tl.store(ptr + i // 4 * 64 + lane * 4 + i % 4, packed, mask=(i * 2 < D) & (lane >= 0))
-
-
-@triton.jit
 def _put_tokens(
     group, k, v, mask, is_new, first, end, FORMAT: tl.constexpr, META: tl.constexpr,
     KEYS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, P: tl.constexpr,
@@ -159,7 +85,7 @@ def _put_tokens(
         _put8(group, keys, k, mask, is_new, FORMAT, DP, False)
         if FORMAT == "k8v4":
             tl.store(group + 32 + tl.arange(0, 32), tl.zeros((32,), tl.uint8))
-            _put_values4(group + 64, values, v, first, end, D, DP, P)
+            put_values4(group + 64, values, v, first, end, D, DP, P)
         else:
             _put8(group + 32, values, v, mask, is_new, FORMAT, DP, True)
 
@@ -191,9 +117,9 @@ def _put_raw_group(
     mask = (lane < end) & (tl.arange(0, DP) < D)[None, :]
     _put_raw(raw_group(tails, scratch, raw, head, NUM_HEADS, D), keys, values, mask, D, DP)
     if end == 16:
-        _put_keys4(group, group + META, bf16_of_bits(keys), D, DP)
+        put_keys4(group, group + META, bf16_of_bits(keys), D, DP)
         before: tl.constexpr = (3 * D + 63) // 64 * 64
-        _put_values4(group + before, group + META + KEYS, bf16_of_bits(values), 0, 16, D, DP, P)
+        put_values4(group + before, group + META + KEYS, bf16_of_bits(values), 0, 16, D, DP, P)
 
 
 @triton.jit
