@@ -32,3 +32,16 @@ def test_missing_data_is_one_line(tmp_path: Path, script: str, file: str) -> Non
         assert words in done.stderr
     page = (BENCHMARKS.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     assert f"`{file}`" in page
+
+
+def test_without_a_gpu_its_benchmark_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "gpu_attention.py"), "--quick"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("this benchmark measures a GPU")
+    assert "RESULT" not in done.stdout

@@ -8,9 +8,10 @@ from pagemill.core.config import EngineConfig
 from pagemill.core.errors import ConfigError, MissingExtraError
 from pagemill.core.layers import CacheConfig, LayerGroup
 from pagemill.engine import build, device
-from pagemill.engine.device import GPU_MEMORY_SHARE, choose_kernels
+from pagemill.engine.device import GPU_MEMORY_SHARE, choose_kernels, move_weights
 from pagemill.kernels.device import CpuKernels
 from pagemill.kernels.kv_storage import KVStorage
+from pagemill.models.weights import Weights
 
 
 @pytest.fixture
@@ -89,6 +90,16 @@ def test_the_pool_is_a_part_of_the_gpus_free_memory(a_gpu: None) -> None:
     assert build._kv_bytes(config, OnGpu()) == int(50_000_000 * GPU_MEMORY_SHARE)
     assert build._kv_bytes(EngineConfig(model="any", kv_memory_bytes=7), OnGpu()) == 7
     assert build._kv_bytes(config, CpuKernels()) > 0
+
+
+def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    weights = Weights(*(torch.zeros(1),) * 3, layers=[])
+    monkeypatch.setattr(Weights, "to", refuse)
+    with pytest.raises(ConfigError, match=r"do not fit .* or --device cpu"):
+        move_weights(weights, CpuKernels())
 
 
 def test_the_cpus_kernels_keep_their_storage() -> None:

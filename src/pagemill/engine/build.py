@@ -15,7 +15,7 @@ from pagemill.core.events import CacheEvent
 from pagemill.core.layers import CacheConfig
 from pagemill.core.request import Request
 from pagemill.core.units import ceil_div, format_bytes
-from pagemill.engine.device import GPU_MEMORY_SHARE, choose_kernels, free_gpu_bytes
+from pagemill.engine.device import GPU_MEMORY_SHARE, choose_kernels, free_gpu_bytes, move_weights
 from pagemill.engine.engine import Engine
 from pagemill.engine.kv_choice import (
     block_bytes,
@@ -106,7 +106,7 @@ def _build(
     model = load_model(path, dtype, template_file=config.chat_template, progress=progress)
     max_len = _max_model_len(config, model.config)
     centers = key_centers(model.config, model.weights)
-    model = replace(model, weights=model.weights.to(kernels.device))
+    model = replace(model, weights=move_weights(model.weights, kernels))
     decoder = Decoder(model.config, model.weights, max_len, kernels)
     formats, warnings = suit_formats(
         model,

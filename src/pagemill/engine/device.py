@@ -5,7 +5,9 @@ import importlib.util
 import torch
 
 from pagemill.core.errors import ConfigError, MissingExtraError
+from pagemill.core.units import format_bytes
 from pagemill.kernels.device import CpuKernels, Kernels
+from pagemill.models.weights import Weights
 
 MIN_CAPABILITY = (8, 0)
 """From here on GPUs multiply bfloat16 and copy past their registers."""
@@ -56,6 +58,17 @@ def _what_is_missing() -> str | None:
             f" {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]}, as an A100 has"
         )
     return None
+
+
+def move_weights(weights: Weights, kernels: Kernels) -> Weights:
+    """The weights where the kernels compute. ConfigError where they do not fit."""
+    try:
+        return weights.to(kernels.device)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the weights ({format_bytes(weights.num_bytes())} a step) do not fit into the GPU's"
+            " free memory: end what else runs there, take a smaller model, or --device cpu"
+        ) from error
 
 
 def free_gpu_bytes(kernels: Kernels) -> int | None:

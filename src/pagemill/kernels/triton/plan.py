@@ -68,7 +68,7 @@ def make_device_batch(
 
 
 def _on_device(rows: list[tuple[int, ...]], device: torch.device) -> Tensor | None:
-    return torch.tensor(rows, dtype=torch.int32).to(device) if rows else None
+    return torch.from_numpy(np.array(rows, np.int32)).to(device) if rows else None
 
 
 def _spans(batch: AttentionBatch) -> list[tuple[int, int, int, int, int]]:
