@@ -12,11 +12,20 @@ namespace {
 constexpr int64_t kReadCost = 6;  // reading a token's K and V costs as much as this many rows of it
 constexpr int64_t kMinItemCost = kSegmentTokens * 8;
 constexpr int64_t kItemsPerThread = 4;
+constexpr int64_t kLongPiece = 8192;  // bytes
 constexpr int64_t kFewRows = 8;  // of a tile whose KV heads are read in turn
 constexpr int64_t kSharedRows = 64;    // rows of a tile over a shared run
 constexpr int64_t kSharedSegments = 4;  // of an item: its partials are small enough for the cache
 
 int64_t heads_each(const AttentionCall &call) { return call.num_heads / call.kv.num_kv_heads; }
+
+// KV heads that are read in turn: many rows are bound by products, and a long piece of memory for
+// each head needs no neighbour.
+int heads_together(const AttentionCall &call, int64_t num_tokens) {
+    const int64_t piece_bytes = call.kv.tile_bytes / call.kv.num_kv_heads;
+    const bool is_alone = num_tokens * heads_each(call) > kFewRows || piece_bytes >= kLongPiece;
+    return is_alone ? 1 : kHeadsTogether;
+}
 
 Work make_work(const AttentionCall &call, const RowTile &tile) {
     const int64_t end = tile.position + tile.num_tokens;
@@ -43,7 +52,7 @@ void add_tiles(const AttentionCall &call, const SequenceBatch &batch, int64_t i,
     for (int64_t t = 0; t < num_tiles; ++t) {
         const int64_t begin = first + count * t / num_tiles;
         const int64_t end = first + count * (t + 1) / num_tiles;
-        const int together = (end - begin) * heads_each(call) > kFewRows ? 1 : kHeadsTogether;
+        const int together = heads_together(call, end - begin);
         for (int head = 0; head < call.kv.num_kv_heads; head += together) {
             RowTile tile = {};
             tile.table = batch.block_ids + batch.indptr[i];
@@ -100,7 +109,7 @@ SharedWork share(const AttentionCall &call, const SequenceBatch &batch, const in
                  int64_t count, int head, const std::vector<size_t> &first_work, int64_t first,
                  int64_t end) {
     SharedWork work = {};
-    const int together = heads_each(call) > kFewRows ? 1 : kHeadsTogether;
+    const int together = heads_together(call, 1);
     for (int64_t i = 0; i < count; ++i) {
         work.token_rows.push_back(batch.query_start[readers[i]]);
         work.members.push_back(first_work[static_cast<size_t>(readers[i])] +

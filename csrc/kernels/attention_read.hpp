@@ -165,7 +165,7 @@ static inline void score_coded(const Tile &tile, const Step &step) {
     for (int b = 0; b < step.num_coded; b += each) {
         each_part(tile.num_rows, kCodedRows, [&](int64_t row, int64_t count) {
             float *scores = tile.scores + row * kStepTokens + b * kGroupTokens;
-            int32_t *words = tile.codes.queries + row * stride;
+            int32_t *words = tile.codes.queries + row * (is_i4c ? 2 * stride : stride);
             with_rows(count, [&](auto rows) {
                 if (is_i4c) {
                     score_nibble_group<rows()>(tile.q + row * dim, dim, step.meta[b], step.k[b],

@@ -129,7 +129,7 @@ static inline Tile make_tile(const AttentionCall &call, const RowTile &rows, Scr
     tile.partial = partial_in(shared.take(partial_size(num_rows, dim)), num_rows);
     tile.q = own.take(num_rows * dim);
     tile.shifts = own.take(num_rows);
-    tile.codes.queries = own.take<int32_t>(whole_rows * dim / 4 * kQuadWords);
+    tile.codes.queries = own.take<int32_t>(2 * whole_rows * dim / 4 * kQuadWords);
     tile.codes.rows = own.take<QueryRow>(num_rows);
     tile.q_tiles = own.take<uint16_t>(2 * whole_rows * dim);
     tile.total = partial_in(own.take(partial_size(num_rows, dim)), num_rows);

@@ -10,8 +10,6 @@
 
 namespace pagemill::PAGEMILL_ISA {
 
-constexpr int kMaxHeadDim = 512;
-
 static inline Vec clamped(Vec x, float low, float high) {
     x = x > broadcast(high) ? broadcast(high) : x;
     return x < broadcast(low) ? broadcast(low) : x;
