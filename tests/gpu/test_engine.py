@@ -35,8 +35,8 @@ def ask_twice(checkpoint: Path, key_file: Path, kv_format: str) -> list[Run]:
 def test_answers_are_the_cpus(
     checkpoint: Path, key_file: Path, kv_format: str, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nearly the same log-probabilities, the second prompt from the cache. (In i4c the CPU takes 8
-    bits of the queries.)"""
+    """Nearly the same log-probabilities, the second prompt from the cache. (The CPU rounds the
+    queries for i4c.)"""
     monkeypatch.setattr(kv_probe, "NUM_TOKENS", 32)
     here = ask_twice(checkpoint, key_file, kv_format)
     monkeypatch.setattr(build, "choose_kernels", lambda _: KERNELS)
