@@ -23,6 +23,9 @@ const KernelTable &table() {
         linear_pack_floats,
         linear_pack,
         linear_bf16,
+        pack_tokens,
+        packed_scratch_floats,
+        linear_packed,
         widen_bf16,
     };
     return entries;
