@@ -142,9 +142,9 @@ void multiply_lanes(const PackedCall &call, int64_t strip, int part, int64_t tok
     const int64_t row = strip * kStripRows + part * kLanes;
     const int64_t count = smaller(int64_t{kLanes}, weights.num_rows - row);
     if (count <= 0) return;
-    for (int t = 0; t < kTokens; ++t) {
+    unroll<kTokens>([&](auto t) {
         store_some(call.out + (token + t) * call.out_stride + row, acc[t], count);
-    }
+    });
 }
 
 template <class Form, int kTokens>

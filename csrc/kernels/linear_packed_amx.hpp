@@ -50,6 +50,7 @@ class ScaleReader {
 #if defined(__AMX_INT8__)
 
 constexpr int64_t kTileTokens = 5;  // fewer go on vectors
+constexpr int64_t kAhead = 2;       // groups whose sums wait for their scales
 
 inline int64_t tile_scratch_floats(int64_t k) { return k / kBlockColumns * 256; }
 
@@ -136,7 +137,7 @@ class ByteTiles {
     static void multiply_tile(const PackedCall &call, int64_t strip, int64_t token,
                               const uint8_t *codes) {
         constexpr int64_t kCodeBytes = Form::kHasNibbles ? 1024 : Form::kQuads * 64;
-        alignas(64) int32_t sums[2][2][16][16];
+        alignas(64) int32_t sums[kAhead][2][16][16];
         const PackedWeights &weights = call.weights;
         const TokenBlock *x = call.x + token / kTokensOfBlock * (weights.k / kBlockColumns);
         const ScaleReader scales(weights, strip);
@@ -145,20 +146,20 @@ class ByteTiles {
         auto multiply = [&](int64_t g) {
             const TokenBlock &block = x[g * Form::kQuads / 8];
             const int half = Form::kQuads == 8 ? 0 : static_cast<int>(g % 2);
-            multiply_group(block, half, codes + g * kCodeBytes, sums[g % 2]);
+            multiply_group(block, half, codes + g * kCodeBytes, sums[g % kAhead]);
         };
-        multiply(0);
+        for (int64_t g = 0; g < smaller(kAhead - 1, num_groups); ++g) multiply(g);
         for (int64_t g = 0; g < num_groups; ++g) {  // a group's product runs beside the last's sums
-            if (g + 1 < num_groups) multiply(g + 1);
+            if (g + kAhead - 1 < num_groups) multiply(g + kAhead - 1);
             const TokenBlock &block = x[g * Form::kQuads / 8];
             const Vec scale = scales.scale(g, 0);
             Vec offset{};
             if constexpr (Form::kHasOffset) offset = scales.offset(g, 0, scale);
             unroll<16>([&](auto t) {
-                IntVec sum = reinterpret_cast<IntVec>(load_bits(sums[g % 2][0][t]));
+                IntVec sum = reinterpret_cast<IntVec>(load_bits(sums[g % kAhead][0][t]));
                 if constexpr (!Form::kHasNibbles) {
                     sum = (sum << Form::kBits) +
-                          reinterpret_cast<IntVec>(load_bits(sums[g % 2][1][t]));
+                          reinterpret_cast<IntVec>(load_bits(sums[g % kAhead][1][t]));
                 }
                 const Vec scaled = to_float(sum) * scale;
                 acc[t] = fma(scaled, broadcast(block.scales[t]), acc[t]);
@@ -167,17 +168,20 @@ class ByteTiles {
                 }
             });
         }
-        store_tile(call, strip, token, acc);
+        alignas(64) float results[16][16];
+        unroll<16>([&](auto t) { store(results[t], acc[t]); });
+        store_tile(call, strip, token, results);
     }
 
     static void store_tile(const PackedCall &call, int64_t strip, int64_t token,
-                           const Vec (&acc)[16]) {
+                           const float (&results)[16][16]) {
         const int64_t row = strip * kStripRows;
         const int64_t rows = smaller(kStripRows, call.weights.num_rows - row);
         const int64_t count = smaller(kTokensOfBlock, call.num_tokens - token);
         const __mmask16 mask = __mmask16(0xffffu >> (16 - rows));
         for (int64_t t = 0; t < count; ++t) {
-            _mm512_mask_storeu_ps(call.out + (token + t) * call.out_stride + row, mask, acc[t]);
+            _mm512_mask_storeu_ps(call.out + (token + t) * call.out_stride + row, mask,
+                                  load(results[t]));
         }
     }
 

@@ -100,7 +100,14 @@ def _build(
         use_threads(config.num_threads)
     dtype = _dtype(config.dtype)
     path = find_model(config.model)
-    model = load_model(path, dtype, template_file=config.chat_template, progress=progress)
+    model = load_model(
+        path,
+        dtype,
+        template_file=config.chat_template,
+        progress=progress,
+        stays_packed=dtype == torch.bfloat16 and config.weight_format != "bf16",
+    )
+    weight_format = describe_weights(config, model, dtype)
     max_len = _max_model_len(config, model.config)
     decoder = Decoder(model.config, model.weights, max_len)
     centers = key_centers(model.config, model.weights)
@@ -120,7 +127,8 @@ def _build(
         centers=centers,
         num_tails=cache_config.num_tails,
     )
-    name = fingerprint(path, str(dtype), describe_kv(formats, centers, config.block_size))
+    kind = f"{dtype}, packed" if model.weights.num_packed_bytes() else str(dtype)
+    name = fingerprint(path, kind, describe_kv(formats, centers, config.block_size))
     key = server_key(config.cache_key_file)
     cache = CacheManager(cache_config, server_key=key, fingerprint=name, on_event=on_event)
     engine = Engine(
@@ -133,7 +141,7 @@ def _build(
         on_step=on_step,
         on_finish=on_finish,
     )
-    choices = _choices(config, dtype, name_formats(formats), cache_config, storage, max_len)
+    choices = _choices(config, weight_format, name_formats(formats), cache_config, storage, max_len)
     if config.max_model_len is None and max_len < model.config.max_positions:
         declared = model.config.max_positions
         line = f"the model declares {declared} tokens: --max-model-len asks for more than {max_len}"
@@ -168,6 +176,21 @@ def _dtype(name: str) -> torch.dtype:
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
     return torch.bfloat16  # half the bytes of a decode step
+
+
+def describe_weights(config: EngineConfig, model: Model, dtype: torch.dtype) -> str:
+    """``packed (83 MiB a step)``, ``bfloat16 (...)``, or both with their shares."""
+    total, packed = model.weights.num_bytes(), model.weights.num_packed_bytes()
+    name = str(dtype).removeprefix("torch.")
+    if config.weight_format == "packed" and not packed:
+        raise ConfigError(
+            f"weight_format packed: {model.path} has no weights of a type that can stay packed"
+            " (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K in a GGUF file); leave it out"
+        )
+    if packed and packed < total:
+        name = f"packed ({format_bytes(packed)}) and {name} ({format_bytes(total - packed)})"
+        return f"{name} a step"
+    return f"{'packed' if packed else name} ({format_bytes(total)} a step)"
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -258,15 +281,13 @@ def _container_bytes() -> int | None:
 
 def _choices(
     config: EngineConfig,
-    dtype: torch.dtype,
+    weight_format: str,
     kv_format: str,
     cache: CacheConfig,
     storage: KVStorage,
     max_len: int,
 ) -> tuple[str, ...]:
-    lines = [
-        f"weights {str(dtype).removeprefix('torch.')}, KV {kv_format}, context {max_len} tokens"
-    ]
+    lines = [f"weights {weight_format}, KV {kv_format}, context {max_len} tokens"]
     for index, (group, count) in enumerate(zip(cache.groups, cache.num_blocks, strict=True)):
         size = format_bytes(count * storage.block_bytes(index))
         lines.append(

@@ -55,6 +55,12 @@ def can_pack(gguf_type: str, num_columns: int) -> bool:
     return block is not None and num_columns % block[0] == 0
 
 
+def row_bytes(gguf_type: str, num_columns: int) -> int:
+    """Bytes of a row in the file, of a type that can stay packed."""
+    columns, num_bytes, _ = _native.packed_form(gguf_type) or (1, 0, 1)
+    return num_columns // columns * num_bytes
+
+
 def pack(gguf_type: str, rows: Tensor, num_columns: int) -> PackedMatrix:
     """A matrix of GGUF blocks, uint8 [N, bytes of a row]. The codes stay as they are."""
     num_bytes = _native.packed_bytes(gguf_type, len(rows), num_columns)

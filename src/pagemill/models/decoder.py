@@ -7,13 +7,12 @@ not code. Activations and sums are float32; weights may be bfloat16. Knows no re
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from pagemill.kernels.attention_cpu import paged_attention
 from pagemill.kernels.batch import AttentionBatch
 from pagemill.kernels.fused import gelu_tanh_mul, rms_norm, rope_and_write, silu_mul
 from pagemill.kernels.kv_storage import KVStorage
-from pagemill.kernels.linear import linear
+from pagemill.kernels.linear import embed, linear
 from pagemill.models.config import ModelConfig
 from pagemill.models.rope import cos_sin_table
 from pagemill.models.weights import LayerWeights, Weights
@@ -55,7 +54,7 @@ class Decoder:
     def forward(self, batch: TokenBatch, storage: KVStorage) -> torch.Tensor:
         """Final hidden states, normed: float32 [T, N]. Writes the KV of every token."""
         config = self.config
-        x = functional.embedding(batch.token_ids, self.weights.embedding).float()
+        x = embed(batch.token_ids, self.weights.embedding)
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
         for index, layer in enumerate(self.weights.layers):
