@@ -14,6 +14,7 @@ namespace {
 
 using pagemill::TensorArg;
 using Rows = TensorArg<float, 2>;
+using Bf16Rows = TensorArg<pagemill::Bf16, 2>;
 using ConstRows = TensorArg<const float, 2>;
 using ConstByteRows = TensorArg<const uint8_t, 2>;
 using ConstBytes = TensorArg<const uint8_t, 1>;
@@ -87,6 +88,17 @@ void packed_rows(const char *type, ConstBytes packed, int64_t num_rows, Ids ids,
     pagemill::unpack_rows(weights, ids.data(), count, out.data());
 }
 
+template <typename Out, typename Number>
+void unpack_packed(const char *type, ConstBytes packed, int64_t num_rows, int64_t first, Out out) {
+    const auto k = static_cast<int64_t>(out.shape(1));
+    const pagemill::PackedWeights weights = weights_of(type, packed, num_rows, k);
+    const int64_t end = first + static_cast<int64_t>(out.shape(0));
+    require(first >= 0 && first % pagemill::kStripRows == 0 && end <= num_rows,
+            "first must be a multiple of 16, and the rows must be there");
+    nb::gil_scoped_release release;
+    pagemill::unpack_packed(weights, first, end, reinterpret_cast<Number *>(out.data()));
+}
+
 void linear_packed(ConstRows x, const char *type, ConstBytes packed, int64_t num_rows, Rows out,
                    int64_t first_column) {
     const auto k = static_cast<int64_t>(x.shape(1));
@@ -109,6 +121,10 @@ void bind_packed(nb::module_ &m) {
           nb::arg("out"));
     m.def("packed_rows", &packed_rows, nb::arg("type"), nb::arg("packed"), nb::arg("num_rows"),
           nb::arg("ids"), nb::arg("out"));
+    m.def("unpack_to_bf16", &unpack_packed<Bf16Rows, uint16_t>, nb::arg("type"), nb::arg("packed"),
+          nb::arg("num_rows"), nb::arg("first"), nb::arg("out"));
+    m.def("unpack_to_float", &unpack_packed<Rows, float>, nb::arg("type"), nb::arg("packed"),
+          nb::arg("num_rows"), nb::arg("first"), nb::arg("out"));
     m.def("linear_packed", &linear_packed, nb::arg("x"), nb::arg("type"), nb::arg("packed"),
           nb::arg("num_rows"), nb::arg("out"), nb::arg("first_column"));
 }

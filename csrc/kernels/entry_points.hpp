@@ -31,6 +31,8 @@ void pack_tokens(const float *x, int64_t x_stride, int64_t num_tokens, int64_t k
                  TokenBlock *blocks, int64_t begin, int64_t end);
 int64_t packed_scratch_floats(int64_t k);
 void linear_packed(const PackedCall &call, int64_t begin, int64_t end, float *scratch);
+void unpack_to_bf16(const PackedWeights &weights, int64_t begin, int64_t end, uint16_t *out);
+void unpack_to_float(const PackedWeights &weights, int64_t begin, int64_t end, float *out);
 void widen_bf16(const uint16_t *in, float *out, int64_t count);
 
 }  // namespace pagemill::PAGEMILL_ISA

@@ -9,6 +9,7 @@ namespace pagemill {
 
 struct TokenBlock;
 struct PackedCall;
+struct PackedWeights;
 
 constexpr int kStepTokens = 64;   // tokens of one softmax step
 constexpr int kStepGroups = kStepTokens / kGroupTokens;
@@ -133,6 +134,10 @@ struct KernelTable {
                         bool has_nibbles, TokenBlock *blocks, int64_t begin, int64_t end);
     int64_t (*packed_scratch_floats)(int64_t k);
     void (*linear_packed)(const PackedCall &call, int64_t begin, int64_t end, float *scratch);
+    // Strips [begin, end) as rows of wide numbers, `out` at the first.
+    void (*unpack_to_bf16)(const PackedWeights &weights, int64_t begin, int64_t end,
+                           uint16_t *out);
+    void (*unpack_to_float)(const PackedWeights &weights, int64_t begin, int64_t end, float *out);
     void (*widen_bf16)(const uint16_t *in, float *out, int64_t count);
 };
 

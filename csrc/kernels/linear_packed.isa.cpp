@@ -44,30 +44,30 @@ int32_t code_row(const Row &row, Vec factor, int32_t *codes) {
     return static_cast<int32_t>(sum(total));  // at most 16 * 2^14: exact
 }
 
-Row magnitudes(const Row &row) {
-    Row out;
-    for (int i = 0; i < kParts; ++i) out.part[i] = as_float(as_bits(row.part[i]) & 0x7fffffffu);
-    return out;
+// The largest magnitude of two rows, NaN where there is one.
+float largest_of(const Row &a, const Row &b) {
+    Row both;
+    for (int i = 0; i < kParts; ++i) {
+        const IntVec x = reinterpret_cast<IntVec>(as_bits(a.part[i]) & 0x7fffffffu);
+        const IntVec y = reinterpret_cast<IntVec>(as_bits(b.part[i]) & 0x7fffffffu);
+        both.part[i] = reinterpret_cast<Vec>(x > y ? x : y);
+    }
+    return largest_or_nan(both);
 }
 
 void pack_token(const float *x, int bits, TokenBlock &block, int64_t token) {
-    const Row rows[2] = {load_row(x), load_row(x + 16)}, a = magnitudes(rows[0]),
-              b = magnitudes(rows[1]);
-    Row both;
-    for (int i = 0; i < kParts; ++i) both.part[i] = larger(a.part[i], b.part[i]);
-    float most = largest(both);
-    const float check = largest_or_nan(a) + largest_or_nan(b);  // keeps what `larger` may lose
-    const bool is_finite = check - check == 0;
-    const float levels = static_cast<float>(127 << bits);
-    const bool is_zero = !is_finite || most < 1e-30f;
-    const Vec factor = broadcast(is_zero ? 0.0f : levels / most);
-    int32_t codes[2][16] = {}, sums[2] = {};
+    const Row rows[2] = {load_row(x), load_row(x + 16)};
+    const float most = largest_of(rows[0], rows[1]), levels = static_cast<float>(127 << bits);
+    const bool is_finite = most - most == 0, is_coded = is_finite && most >= 1e-30f;
+    const Vec factor = broadcast(is_coded ? levels / most : 0.0f);
+    alignas(64) int32_t codes[2][16] = {};
+    int32_t sums[2] = {};
     for (int half = 0; half < 2; ++half) {
-        if (!is_zero) sums[half] = code_row(rows[half], factor, codes[half]);
+        if (is_coded) sums[half] = code_row(rows[half], factor, codes[half]);
         put_codes(codes[half], bits, half, block.words[token]);
         block.starts[half][token] = -128 * sums[half];
     }
-    const float scale = !is_finite ? check - check : is_zero ? 0.0f : most / levels;  // NaN, 0
+    const float scale = is_coded ? most / levels : is_finite ? 0.0f : most - most;  // NaN
     block.scales[token] = scale;
     block.sums[token] = scale * static_cast<float>(sums[0] + sums[1]);
     block.starts[2][token] = -128 * (sums[0] + sums[1]);
@@ -109,6 +109,8 @@ void load_lines(const uint8_t *codes, int part, BitVec *lines) {
     }
 }
 
+constexpr int64_t kAheadBytes = 4096;
+
 template <class Form, int kTokens>
 void multiply_lanes(const PackedCall &call, int64_t strip, int part, int64_t token) {
     const PackedWeights &weights = call.weights;
@@ -123,6 +125,7 @@ void multiply_lanes(const PackedCall &call, int64_t strip, int part, int64_t tok
         const TokenBlock &block = x[g * Form::kQuads / 8];
         const int half = Form::kQuads == 8 ? 2 : static_cast<int>(g % 2);
         const int first_quad = half == 1 ? 4 : 0;
+        for (int64_t i = 0; i < form.code_bytes(); i += 64) prefetch(codes + kAheadBytes + i);
         BitVec lines[Form::kQuads];
         load_lines<Form>(codes, part, lines);
         const Vec scale = scales.scale(g, part);
@@ -183,7 +186,96 @@ void multiply_strips(const PackedCall &call, int64_t begin, int64_t end, float *
     }
 }
 
+// ---------------------------------------------------------------- back to wide numbers
+
+// 32 or 16 codes of a row, which lie in dwords 64 bytes apart, as they are or less `zero`.
+template <class Form>
+void read_codes(const uint8_t *codes, int64_t row, Row *values) {
+    alignas(16) uint8_t bytes[32];
+    for (int i = 0; i < Form::kQuads; ++i) {
+        uint32_t quad;
+        if constexpr (Form::kHasNibbles) {
+            std::memcpy(&quad, codes + i % 4 * 64 + row * 4, 4);
+            quad = (i < 4 ? quad : quad >> 4) & 0x0f0f0f0fu;
+        } else {
+            std::memcpy(&quad, codes + i * 64 + row * 4, 4);
+            quad ^= 0x80808080u;
+        }
+        std::memcpy(bytes + 4 * i, &quad, 4);
+    }
+    const int32_t bias = Form::kHasNibbles ? 0 : 128;
+    for (int i = 0; i < Form::kQuads * 4; i += kLanes) {
+        alignas(16) uint8_t lanes[16] = {};
+        std::memcpy(lanes, bytes + i, kLanes);
+        const IntVec code = reinterpret_cast<IntVec>(load_byte_lanes(lanes)) - bias;
+        values[i / 16].part[i % 16 / kLanes] = to_float(code);
+    }
+}
+
+void store_bf16(Vec value, uint16_t *out) {
+#if defined(__AVX512F__)
+    const BitVec bits = as_bits(value);
+    const BitVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(out),
+                        _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)rounded));
+#else
+    for (int i = 0; i < kLanes; ++i) out[i] = to_bf16(value[i]);
+#endif
+}
+
+void store_wide(Vec value, uint16_t *out) { store_bf16(value, out); }
+void store_wide(Vec value, float *out) { store(out, value); }
+
+template <class Form, class Out>
+void unpack_strip(const PackedWeights &weights, int64_t strip, int64_t num_rows, Out *out) {
+    const PackedForm &form = *weights.form;
+    const ScaleReader scales(weights, strip);
+    const uint8_t *codes = weights.codes(strip);
+    for (int64_t g = 0; g < weights.num_groups(); ++g, codes += form.code_bytes()) {
+        float scale[16], offset[16] = {};
+        for (int part = 0; part < kParts; ++part) {
+            const Vec one = scales.scale(g, part);
+            store(scale + part * kLanes, one);
+            if (Form::kHasOffset) store(offset + part * kLanes, scales.offset(g, part, one));
+        }
+        for (int64_t row = 0; row < num_rows; ++row) {
+            Row values[2];
+            read_codes<Form>(codes, row, values);
+            Out *to = out + row * weights.k + g * form.group_columns;
+            for (int i = 0; i < Form::kQuads * 4; i += kLanes) {
+                const Vec code = values[i / 16].part[i % 16 / kLanes];
+                store_wide(fma(code, broadcast(scale[row]), broadcast(offset[row])), to + i);
+            }
+        }
+    }
+}
+
+template <class Out>
+void unpack_strips(const PackedWeights &weights, int64_t begin, int64_t end, Out *out) {
+    const PackedForm &form = *weights.form;
+    for (int64_t strip = begin; strip < end; ++strip, out += kStripRows * weights.k) {
+        const int64_t rows = smaller(kStripRows, weights.num_rows - strip * kStripRows);
+        if (form.has_nibbles) {
+            unpack_strip<Nibbles>(weights, strip, rows, out);
+        } else if (form.group_columns == 16) {
+            unpack_strip<ShortBytes>(weights, strip, rows, out);
+        } else if (form.has_minimum) {
+            unpack_strip<BytesAndMinimum>(weights, strip, rows, out);
+        } else {
+            unpack_strip<Bytes>(weights, strip, rows, out);
+        }
+    }
+}
+
 }  // namespace
+
+void unpack_to_bf16(const PackedWeights &weights, int64_t begin, int64_t end, uint16_t *out) {
+    unpack_strips(weights, begin, end, out);
+}
+
+void unpack_to_float(const PackedWeights &weights, int64_t begin, int64_t end, float *out) {
+    unpack_strips(weights, begin, end, out);
+}
 
 // Token blocks [begin, end) of 16 tokens; lanes behind the last token are zero.
 void pack_tokens(const float *x, int64_t x_stride, int64_t num_tokens, int64_t k, bool has_nibbles,

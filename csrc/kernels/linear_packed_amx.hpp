@@ -91,7 +91,7 @@ class ByteTiles {
                                               : call.weights.codes(strip);
         int64_t t = 0;
         for (; call.num_tokens - t >= kTileTokens; t += kTokensOfBlock) {
-            multiply_tile(call, strip, t, codes);
+            multiply_tile(call, strip, t, codes);  // the first fetches the next strip
         }
         return smaller(t, call.num_tokens);
     }
@@ -142,6 +142,8 @@ class ByteTiles {
         const TokenBlock *x = call.x + token / kTokensOfBlock * (weights.k / kBlockColumns);
         const ScaleReader scales(weights, strip);
         const int64_t num_groups = weights.num_groups();
+        const uint8_t *next = weights.codes(strip + 1);
+        const int64_t ahead = weights.form->strip_bytes(weights.k) / num_groups;
         Vec acc[16] = {};
         auto multiply = [&](int64_t g) {
             const TokenBlock &block = x[g * Form::kQuads / 8];
@@ -150,6 +152,9 @@ class ByteTiles {
         };
         for (int64_t g = 0; g < smaller(kAhead - 1, num_groups); ++g) multiply(g);
         for (int64_t g = 0; g < num_groups; ++g) {  // a group's product runs beside the last's sums
+            if (token == 0) {
+                for (int64_t i = 0; i < ahead; i += 64) prefetch(next + g * ahead + i);
+            }
             if (g + kAhead - 1 < num_groups) multiply(g + kAhead - 1);
             const TokenBlock &block = x[g * Form::kQuads / 8];
             const Vec scale = scales.scale(g, 0);

@@ -128,6 +128,27 @@ void linear_packed(const float *x, int64_t num_tokens, const PackedWeights &weig
     }
 }
 
+namespace {
+
+template <class Out, class Fn>
+void unpack_some(PackedWeights weights, int64_t first, int64_t end, Out *out, const Fn &unpack) {
+    weights.num_rows = end;
+    const int64_t strip = first / kStripRows, count = num_strips(end) - strip;
+    in_pieces(count, 8, [&](int64_t from, int64_t to) {
+        unpack(weights, strip + from, strip + to, out + from * kStripRows * weights.k);
+    });
+}
+
+}  // namespace
+
+void unpack_packed(const PackedWeights &weights, int64_t first, int64_t end, uint16_t *out) {
+    unpack_some(weights, first, end, out, kernels().unpack_to_bf16);
+}
+
+void unpack_packed(const PackedWeights &weights, int64_t first, int64_t end, float *out) {
+    unpack_some(weights, first, end, out, kernels().unpack_to_float);
+}
+
 void widen_bf16(const uint16_t *in, float *out, int64_t count) {
     in_pieces(count, 1 << 16, [&](int64_t begin, int64_t end) {
         kernels().widen_bf16(in + begin, out + begin, end - begin);

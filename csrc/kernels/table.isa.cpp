@@ -26,6 +26,8 @@ const KernelTable &table() {
         pack_tokens,
         packed_scratch_floats,
         linear_packed,
+        unpack_to_bf16,
+        unpack_to_float,
         widen_bf16,
     };
     return entries;

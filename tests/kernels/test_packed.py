@@ -1,6 +1,7 @@
 """Products with weights that stay packed, against the decoded weights in float64."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import gguf
 import numpy as np
@@ -71,6 +72,21 @@ def test_instruction_sets_agree(name: str) -> None:
     scale = float((x.abs() @ decoded.abs().T).max())
     for result in results[1:]:
         assert float((result - results[0]).abs().max()) <= 1e-6 * scale
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_wide_rows_are_the_decoded_ones(isa: str, name: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("pagemill.kernels.packed.PIECE_VALUES", 512 * 32)
+    matrix, decoded = make(name, 90, 512)
+    for dtype, near in ((torch.float32, 1e-6), (torch.bfloat16, 2**-8)):
+        pieces = list(matrix.wide_rows(dtype))
+        assert [first for first, _ in pieces] == [0, 32, 64]
+        whole = torch.cat([piece for _, piece in pieces]).float()
+        torch.testing.assert_close(whole, decoded, rtol=near, atol=1e-6)
+    x = torch.randn(200, 512)
+    want = x.double() @ decoded.double().T
+    near = 2**-6 * (x.abs().double() @ decoded.abs().double().T)
+    assert ((linear(x, matrix) - want).abs() <= near).all()
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -7,6 +7,9 @@ from torch.nn import functional
 from pagemill import _native
 from pagemill.kernels.packed import PackedMatrix, linear_packed
 
+PACKED_TOKENS = 96
+"""Up to so many rows weights stay packed in a product; more are faster with wide weights."""
+
 Matrix = Tensor | PackedMatrix
 """A weight matrix [N, K]."""
 
@@ -24,7 +27,7 @@ def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
     through the compiled product of their own.
     """
     if isinstance(weight, PackedMatrix):
-        out = linear_packed(x, weight)
+        out = _linear_packed(x, weight)
         return out if bias is None else out.add_(bias)
     if weight.dtype != torch.bfloat16:
         return functional.linear(x, weight, bias)
@@ -35,6 +38,18 @@ def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
     else:
         out = functional.linear(x, widen(weight))
     return out if bias is None else out.add_(bias)
+
+
+def _linear_packed(x: Tensor, weight: PackedMatrix) -> Tensor:
+    """Many rows pay for unpacking, piece by piece; the product is then the one of wide weights."""
+    if x.shape[0] <= PACKED_TOKENS:
+        return linear_packed(x, weight)
+    dtype = torch.bfloat16 if HAS_BF16_PRODUCT else torch.float32
+    x = x.to(dtype)
+    out = torch.empty(x.shape[0], weight.shape[0])
+    for first, piece in weight.wide_rows(dtype):
+        out[:, first : first + len(piece)] = functional.linear(x, piece)
+    return out
 
 
 def embed(token_ids: Tensor, embedding: Matrix) -> Tensor:

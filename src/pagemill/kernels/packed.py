@@ -1,12 +1,15 @@
 """Weight matrices that stay quantized as their GGUF file has them, and products with them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from pagemill import _native
+
+PIECE_VALUES = 1 << 21
+"""Weights that are unpacked at a time for a product of many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,19 @@ class PackedMatrix:
         out = torch.empty(len(ids), self.num_columns)
         _native.packed_rows(part.type, part.packed, part.num_rows, ids, out)
         return out
+
+    def wide_rows(self, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+        """The matrix as pieces of ``dtype`` (bfloat16 or float32): first row, [rows, K]."""
+        unpack = {torch.bfloat16: _native.unpack_to_bf16, torch.float32: _native.unpack_to_float}
+        step = max(16, PIECE_VALUES // self.num_columns // 16 * 16)
+        start = 0
+        for part in self.parts:
+            for first in range(0, part.num_rows, step):
+                num_rows = min(step, part.num_rows - first)
+                piece = torch.empty(num_rows, self.num_columns, dtype=dtype)
+                unpack[dtype](part.type, part.packed, part.num_rows, first, piece)
+                yield start + first, piece
+            start += part.num_rows
 
 
 def can_pack(gguf_type: str, num_columns: int) -> bool:
