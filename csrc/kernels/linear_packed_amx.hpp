@@ -50,6 +50,7 @@ class ScaleReader {
 #if defined(__AMX_INT8__)
 
 constexpr int64_t kTileTokens = 5;  // fewer go on vectors
+constexpr int64_t kSpreads = 4;     // groups of nibbles as tiles
 constexpr int64_t kAhead = 2;       // groups whose sums wait for their scales
 
 inline int64_t tile_scratch_floats(int64_t k) { return k / kBlockColumns * 256; }
@@ -87,31 +88,39 @@ class ByteTiles {
     // All tokens but a last few; returns how many.
     int64_t multiply_strip(const PackedCall &call, int64_t strip, float *scratch) const {
         if (!is_used_) return 0;
-        const auto *codes = Form::kHasNibbles ? spread(call.weights, strip, scratch)
-                                              : call.weights.codes(strip);
+        const uint8_t *tiles = tiles_of(call, strip, scratch);
         int64_t t = 0;
         for (; call.num_tokens - t >= kTileTokens; t += kTokensOfBlock) {
-            multiply_tile(call, strip, t, codes);  // the first fetches the next strip
+            multiply_tile(call, strip, t, tiles);
         }
         return smaller(t, call.num_tokens);
     }
 
   private:
-    static const uint8_t *spread(const PackedWeights &weights, int64_t strip, float *scratch) {
-        auto *to = reinterpret_cast<uint8_t *>(scratch);
-        const uint8_t *from = weights.codes(strip);
-        for (int64_t g = 0; g < weights.num_groups(); ++g, to += 1024, from += 256) {
-            for (int i = 0; i < 4; ++i) {
-                const BitVec bits = load_bits(from + i * 64);
-                const BitVec low = bits & 0x0f0f0f0fu, high = bits & 0xf0f0f0f0u;
-                const BitVec low_16 = low << 4, high_1 = high >> 4;
-                std::memcpy(to + i * 64, &low_16, 64);
-                std::memcpy(to + (i + 4) * 64, &high, 64);
-                std::memcpy(to + (i + 8) * 64, &low, 64);
-                std::memcpy(to + (i + 12) * 64, &high_1, 64);
-            }
+    static constexpr int64_t kTileBytes = Form::kHasNibbles ? 1024 : Form::kQuads * 64;
+
+    PAGEMILL_INLINE static void spread_group(const uint8_t *from, uint8_t *to) {
+        for (int i = 0; i < 4; ++i) {
+            const BitVec bits = load_bits(from + i * 64);
+            const BitVec low = bits & 0x0f0f0f0fu, high = bits & 0xf0f0f0f0u;
+            const BitVec low_16 = low << 4, high_1 = high >> 4;
+            std::memcpy(to + i * 64, &low_16, 64);
+            std::memcpy(to + (i + 4) * 64, &high, 64);
+            std::memcpy(to + (i + 8) * 64, &low, 64);
+            std::memcpy(to + (i + 12) * 64, &high_1, 64);
         }
-        return reinterpret_cast<const uint8_t *>(scratch);
+    }
+
+    // The codes of a strip as tiles, for several tiles of tokens; nullptr: group by group instead.
+    static const uint8_t *tiles_of(const PackedCall &call, int64_t strip, float *scratch) {
+        const uint8_t *codes = call.weights.codes(strip);
+        if (!Form::kHasNibbles) return codes;
+        if (call.num_tokens <= kTokensOfBlock) return nullptr;
+        auto *to = reinterpret_cast<uint8_t *>(scratch);
+        for (int64_t g = 0; g < call.weights.num_groups(); ++g) {
+            spread_group(codes + g * 256, to + g * 1024);
+        }
+        return to;
     }
 
     PAGEMILL_INLINE static void multiply_group(const TokenBlock &block, int half,
@@ -135,47 +144,54 @@ class ByteTiles {
     }
 
     static void multiply_tile(const PackedCall &call, int64_t strip, int64_t token,
-                              const uint8_t *codes) {
-        constexpr int64_t kCodeBytes = Form::kHasNibbles ? 1024 : Form::kQuads * 64;
+                              const uint8_t *tiles) {
+        alignas(64) uint8_t spread[kSpreads][1024];
         alignas(64) int32_t sums[kAhead][2][16][16];
         const PackedWeights &weights = call.weights;
         const TokenBlock *x = call.x + token / kTokensOfBlock * (weights.k / kBlockColumns);
         const ScaleReader scales(weights, strip);
         const int64_t num_groups = weights.num_groups();
-        const uint8_t *next = weights.codes(strip + 1);
-        const int64_t ahead = weights.form->strip_bytes(weights.k) / num_groups;
         Vec acc[16] = {};
-        auto multiply = [&](int64_t g) {
-            const TokenBlock &block = x[g * Form::kQuads / 8];
-            const int half = Form::kQuads == 8 ? 0 : static_cast<int>(g % 2);
-            multiply_group(block, half, codes + g * kCodeBytes, sums[g % kAhead]);
+        auto spread_one = [&](int64_t g) {  // early: a tile is slow to read what was just written
+            if (tiles || g >= num_groups) return;
+            spread_group(weights.codes(strip) + g * 256, spread[g % kSpreads]);
         };
-        for (int64_t g = 0; g < smaller(kAhead - 1, num_groups); ++g) multiply(g);
-        for (int64_t g = 0; g < num_groups; ++g) {  // a group's product runs beside the last's sums
-            if (token == 0) {
-                for (int64_t i = 0; i < ahead; i += 64) prefetch(next + g * ahead + i);
-            }
-            if (g + kAhead - 1 < num_groups) multiply(g + kAhead - 1);
-            const TokenBlock &block = x[g * Form::kQuads / 8];
-            const Vec scale = scales.scale(g, 0);
-            Vec offset{};
-            if constexpr (Form::kHasOffset) offset = scales.offset(g, 0, scale);
-            unroll<16>([&](auto t) {
-                IntVec sum = reinterpret_cast<IntVec>(load_bits(sums[g % kAhead][0][t]));
-                if constexpr (!Form::kHasNibbles) {
-                    sum = (sum << Form::kBits) +
-                          reinterpret_cast<IntVec>(load_bits(sums[g % kAhead][1][t]));
-                }
-                const Vec scaled = to_float(sum) * scale;
-                acc[t] = fma(scaled, broadcast(block.scales[t]), acc[t]);
-                if constexpr (Form::kHasOffset) {
-                    acc[t] = fma(offset, broadcast(block.sums[t]), acc[t]);
-                }
-            });
+        auto multiply = [&](int64_t g) {
+            if (g >= num_groups) return;
+            spread_one(g + kSpreads - 1);
+            const int half = Form::kQuads == 8 ? 0 : static_cast<int>(g % 2);
+            const uint8_t *tile = tiles ? tiles + g * kTileBytes : spread[g % kSpreads];
+            multiply_group(x[g * Form::kQuads / 8], half, tile, sums[g % kAhead]);
+        };
+        for (int64_t g = 0; g < kSpreads - 1; ++g) spread_one(g);
+        for (int64_t g = 0; g < kAhead - 1; ++g) multiply(g);
+        for (int64_t g = 0; g < num_groups; ++g) {
+            multiply(g + kAhead - 1);
+            add_sums(x[g * Form::kQuads / 8], scales, g, sums[g % kAhead], acc);
         }
         alignas(64) float results[16][16];
         unroll<16>([&](auto t) { store(results[t], acc[t]); });
         store_tile(call, strip, token, results);
+    }
+
+    // The sums of a group times its scales, in the order of multiply_lanes.
+    PAGEMILL_INLINE static void add_sums(const TokenBlock &block, const ScaleReader &scales,
+                                         int64_t group, const int32_t (&sums)[2][16][16],
+                                         Vec (&acc)[16]) {
+        const Vec scale = scales.scale(group, 0);
+        Vec offset{};
+        if constexpr (Form::kHasOffset) offset = scales.offset(group, 0, scale);
+        unroll<16>([&](auto t) {
+            IntVec sum = reinterpret_cast<IntVec>(load_bits(sums[0][t]));
+            if constexpr (!Form::kHasNibbles) {
+                sum = (sum << Form::kBits) + reinterpret_cast<IntVec>(load_bits(sums[1][t]));
+            }
+            const Vec scaled = to_float(sum) * scale;
+            acc[t] = fma(scaled, broadcast(block.scales[t]), acc[t]);
+            if constexpr (Form::kHasOffset) {
+                acc[t] = fma(offset, broadcast(block.sums[t]), acc[t]);
+            }
+        });
     }
 
     static void store_tile(const PackedCall &call, int64_t strip, int64_t token,
