@@ -64,7 +64,7 @@ class KvArena {
         : num_blocks_(num_blocks), block_size_(block_size), num_kv_heads_(num_kv_heads),
           head_dim_(head_dim) {
         require(head_dim > 0 && head_dim % 16 == 0, "the head dim must be a multiple of 16");
-        require(head_dim <= 512, "the head dim must be at most 512");
+        require(head_dim <= pagemill::kMaxHeadDim, "the head dim must be at most 512");
         require(block_size > 0 && block_size % pagemill::kGroupTokens == 0,
                 "the block size must be a multiple of 16");
         require(num_kv_heads > 0 && num_blocks > 0 && !kv_formats.empty(), "an empty arena");

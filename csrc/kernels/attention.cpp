@@ -20,7 +20,8 @@ void run_work(const AttentionCall &call, const Work &work, const Item &item, flo
         return kernels().attend(call, work.tile, item.first_segment, item.end_segment, nullptr,
                                 scratch);
     }
-    const int64_t stride = kernels().partial_floats(call, rows_of(call, work.tile));
+    const int64_t stride =
+        work.tile.num_heads * kernels().partial_floats(call, rows_of(call, work.tile));
     float *partials = work.partials + (item.first_segment - work.first_segment) * stride;
     kernels().attend(call, work.tile, item.first_segment, item.end_segment, partials, scratch);
     finish_item(call, work);
@@ -40,8 +41,9 @@ void run_shared(const AttentionCall &call, const AttentionPlan &plan, const Item
         const int64_t own_stride = kernels().partial_floats(call, each);
         for (int64_t s = item.first_segment; s < item.end_segment; ++s) {
             const Partial from = partial_in(scratch + (s - item.first_segment) * stride, num_rows);
-            const Partial to =
-                partial_in(work.partials + (s - work.first_segment) * own_stride, each);
+            const int64_t place = (s - work.first_segment) * work.tile.num_heads +
+                                  shared.tile.kv_head - work.tile.kv_head;
+            const Partial to = partial_in(work.partials + place * own_stride, each);
             const int64_t row = static_cast<int64_t>(i) * each;
             const auto size = static_cast<size_t>(each) * sizeof(float);
             std::memcpy(to.m, from.m + row, size);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kSlack = 6.0f;
 
-bool has_bf16_tiles(const Tile &tile) { return !tile.is_coded && uses_tiles(tile.call); }
+bool has_bf16_tiles(const Tile &tile) { return !tile.is_coded && uses_tiles(*tile.call); }
 
 void score_step(const Tile &tile, const Step &step) {
     if (tile.is_coded) score_coded(tile, step);
@@ -40,7 +40,7 @@ void value_step(const Tile &tile, const Step &step) {
 
 // softcap * tanh(s / softcap), in base 2; the division is in q already
 void cap_scores(const Tile &tile, int num_groups) {
-    const Vec cap = broadcast(tile.call.softcap * kLog2E);
+    const Vec cap = broadcast(tile.call->softcap * kLog2E);
     for (int64_t r = 0; r < tile.num_rows; ++r) {
         float *scores = tile.scores + r * kStepTokens;
         for (int i = 0; i < num_groups * kGroupTokens; i += kLanes) {
@@ -52,7 +52,7 @@ void cap_scores(const Tile &tile, int num_groups) {
 // Tokens that the row at `position` may not read get -inf.
 void mask_row(const Tile &tile, const Step &step, int64_t position, float *scores) {
     const int64_t num_tokens = step.num_groups * kGroupTokens;
-    int64_t low = tile.call.window ? position - tile.call.window + 1 - step.first_token : 0;
+    int64_t low = tile.call->window ? position - tile.call->window + 1 - step.first_token : 0;
     int64_t high = position + 1 - step.first_token;
     low = smaller(larger(low, int64_t{0}), num_tokens);
     high = smaller(larger(high, int64_t{0}), num_tokens);
@@ -67,34 +67,79 @@ void rescale(const Tile &tile, int64_t r, float factor) {
         store(acc + i, load(acc + i) * broadcast(factor));
 }
 
-// Scores of a row to weights 2^(s - m); a row that reads nothing here gets zeros.
-void weigh_row(const Tile &tile, int num_groups, int64_t r) {
-    float *scores = tile.scores + r * kStepTokens;
-    Row best = load_row(scores);
-    for (int b = 1; b < num_groups; ++b) {
-        const Row row = load_row(scores + b * kGroupTokens);
-        for (int i = 0; i < kParts; ++i) best.part[i] = larger(best.part[i], row.part[i]);
-    }
+// The reference of a row moves when a score exceeds it by too much: rare, after the first step.
+// False where the row reads nothing here.
+bool move_reference(const Tile &tile, int64_t r, const Row &best) {
     const float top = largest(best);
     float &m = tile.partial.m[r];
-    if (top == -__builtin_inff()) {
-        std::memset(scores, 0, sizeof(float) * static_cast<size_t>(num_groups * kGroupTokens));
-        return;
-    }
+    if (top == -__builtin_inff()) return false;
     if (!(top <= m + kSlack)) {
         rescale(tile, r, exp2(m - top));
         m = top;
     }
-    Row sums = load_row(tile.lane_sums + r * 16);
-    for (int b = 0; b < num_groups; ++b) {
-        for (int i = 0; i < kParts; ++i) {
-            float *at = scores + b * kGroupTokens + i * kLanes;
-            const Vec weight = exp2(load(at) - broadcast(m));
-            sums.part[i] += weight;
-            store(at, weight);
+    return true;
+}
+
+bool exceeds(const Row &best, float limit) {
+    bool found = false;
+    for (int i = 0; i < kParts; ++i) found |= any_above(best.part[i], limit);
+    return found;
+}
+
+// Scores of a row to weights 2^(s - m); a row that reads nothing here gets zeros. kGroups at once.
+template <int kGroups>
+PAGEMILL_INLINE inline void weigh_groups(const Tile &tile, int64_t r) {
+    float *scores = tile.scores + r * kStepTokens;
+    Row rows[kGroups];
+    unroll<kGroups>([&](auto b) PAGEMILL_INLINE { rows[b] = load_row(scores + b * 16); });
+    Row best = rows[0];
+    for (int b = 1; b < kGroups; ++b) {
+        for (int i = 0; i < kParts; ++i) best.part[i] = larger(best.part[i], rows[b].part[i]);
+    }
+    const float before = tile.partial.m[r];
+    if (before == -__builtin_inff() || exceeds(best, before + kSlack)) {
+        if (!move_reference(tile, r, best)) {
+            std::memset(scores, 0, sizeof(float) * kGroups * kGroupTokens);
+            return;
         }
     }
+    const Vec m = broadcast(tile.partial.m[r]);
+    Row sums = load_row(tile.lane_sums + r * 16);
+    unroll<kGroups>([&](auto b) PAGEMILL_INLINE {
+        unroll<kParts>([&](auto i) PAGEMILL_INLINE {
+            rows[b].part[i] = exp2(rows[b].part[i] - m);
+        });
+    });
+    for (int b = 0; b < kGroups; ++b) {
+        for (int i = 0; i < kParts; ++i) sums.part[i] += rows[b].part[i];
+        store_row(scores + b * 16, rows[b]);
+    }
     store_row(tile.lane_sums + r * 16, sums);
+}
+
+void weigh_rows(const Tile &tile, int num_groups) {
+    for (int64_t r = 0; r < tile.num_rows; ++r) {
+        switch (num_groups) {
+            case 4: weigh_groups<4>(tile, r); break;
+            case 3: weigh_groups<3>(tile, r); break;
+            case 2: weigh_groups<2>(tile, r); break;
+            default: weigh_groups<1>(tile, r);
+        }
+    }
+}
+
+void mask_rows(const Tile &tile, const Step &step) {
+    for (int64_t r = 0; r < tile.num_rows; ++r) {
+        const int64_t position = tile.rows.position + r / tile.num_heads_each;
+        mask_row(tile, step, position, tile.scores + r * kStepTokens);
+    }
+}
+
+// Whether every row reads every token of a step.
+bool is_whole(const Tile &tile, const Step &step) {
+    const int64_t last = tile.rows.position + (tile.num_rows - 1) / tile.num_heads_each;
+    return step.first_token + step.num_groups * kGroupTokens <= tile.rows.position + 1 &&
+           (!tile.call->window || step.first_token >= last - tile.call->window + 1);
 }
 
 void attend_step(const Tile &tile, int64_t first_group, int64_t end_group, int64_t last_group) {
@@ -105,12 +150,9 @@ void attend_step(const Tile &tile, int64_t first_group, int64_t end_group, int64
     }
     clear_behind_end(tile, step);
     score_step(tile, step);
-    if (tile.call.softcap > 0) cap_scores(tile, step.num_groups);
-    for (int64_t r = 0; r < tile.num_rows; ++r) {
-        const int64_t position = tile.rows.position + r / tile.num_heads_each;
-        mask_row(tile, step, position, tile.scores + r * kStepTokens);
-        weigh_row(tile, step.num_groups, r);
-    }
+    if (tile.call->softcap > 0) cap_scores(tile, step.num_groups);
+    if (!is_whole(tile, step)) mask_rows(tile, step);
+    weigh_rows(tile, step.num_groups);
     value_step(tile, step);
 }
 
@@ -175,40 +217,55 @@ int64_t partial_floats(const AttentionCall &call, int64_t num_rows) {
     return round_up(partial_size(num_rows, call.kv.head_dim), 16);
 }
 
-int64_t attention_scratch_floats(const AttentionCall &call, int64_t num_rows) {
-    return scratch_floats(num_rows, call.kv.head_dim);
+int64_t attention_scratch_floats(const AttentionCall &call, int64_t num_rows, int64_t num_heads) {
+    const int64_t dim = call.kv.head_dim;
+    return shared_floats(num_rows, dim) + num_heads * own_floats(num_rows, dim);
 }
 
 void attend(const AttentionCall &call, const RowTile &rows, int64_t first, int64_t end,
             float *partials, float *scratch) {
-    Tile tile = make_tile(call, rows, scratch);
-    load_queries(tile);
-    const TileRegisters registers;
-    if (has_bf16_tiles(tile)) split_rows(tile.q, tile.dim, tile.num_rows, tile.dim, tile.q_tiles);
-    if (partials) {
-        for (int64_t segment = first; segment < end; ++segment) {
-            float *memory = partials + (segment - first) * partial_floats(call, tile.num_rows);
-            tile.partial = partial_in(memory, tile.num_rows);
-            attend_segment(tile, segment);
-        }
-        return;
+    const int64_t num_rows = rows.num_tokens * heads_each(call), dim = call.kv.head_dim;
+    const int64_t stride = partial_floats(call, num_rows);
+    float *own = scratch + shared_floats(num_rows, dim);
+    Tile tiles[kHeadsTogether];
+    for (int h = 0; h < rows.num_heads; ++h, own += own_floats(num_rows, dim)) {
+        RowTile head = rows;
+        head.kv_head += h;
+        tiles[h] = make_tile(call, head, {scratch}, {own});
+        load_queries(tiles[h]);
+        clear(tiles[h].total, num_rows, dim);
+        if (!has_bf16_tiles(tiles[h])) continue;
+        split_rows(tiles[h].q, dim, num_rows, dim, tiles[h].q_tiles);
     }
-    clear(tile.total, tile.num_rows, tile.dim);
+    const TileRegisters registers(call);
     for (int64_t segment = first; segment < end; ++segment) {
-        attend_segment(tile, segment);
-        join(tile.total, tile.partial, tile.num_rows, tile.dim);
+        for (int h = 0; h < rows.num_heads; ++h) {
+            Tile &tile = tiles[h];
+            if (partials) {
+                tile.partial = partial_in(partials, num_rows);
+                partials += stride;
+            }
+            attend_segment(tile, segment);
+            if (!partials) join(tile.total, tile.partial, num_rows, dim);
+        }
     }
-    write_out(call, rows, tile.total);
+    if (partials) return;
+    for (int h = 0; h < rows.num_heads; ++h) write_out(call, tiles[h].rows, tiles[h].total);
 }
 
 void merge(const AttentionCall &call, const RowTile &rows, float *partials, int64_t count) {
     const int64_t num_rows = rows.num_tokens * heads_each(call);
     const int64_t stride = partial_floats(call, num_rows);
-    const Partial total = partial_in(partials, num_rows);
-    for (int64_t i = 1; i < count; ++i) {
-        join(total, partial_in(partials + i * stride, num_rows), num_rows, call.kv.head_dim);
+    for (int h = 0; h < rows.num_heads; ++h) {
+        const Partial total = partial_in(partials + h * stride, num_rows);
+        for (int64_t i = 1; i < count; ++i) {
+            float *part = partials + (i * rows.num_heads + h) * stride;
+            join(total, partial_in(part, num_rows), num_rows, call.kv.head_dim);
+        }
+        RowTile head = rows;
+        head.kv_head += h;
+        write_out(call, head, total);
     }
-    write_out(call, rows, total);
 }
 
 }  // namespace pagemill::PAGEMILL_ISA

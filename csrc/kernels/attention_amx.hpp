@@ -27,16 +27,22 @@ struct alignas(64) TileConfig {
 
 // All eight registers hold 16 rows of 64 bytes for the life of this object.
 struct TileRegisters {
-    TileRegisters() {
+    explicit TileRegisters(const AttentionCall &call) : is_used(uses_tiles(call)) {
+        if (!is_used) return;
         TileConfig config;
         for (int i = 0; i < 8; ++i) {
             config.row_bytes[i] = kTileBytes;
             config.num_rows[i] = kTileSide;
         }
+        // the intrinsic of GCC 12 reads 8 of the 64 bytes, as far as the compiler knows
+        asm volatile("" : : "r"(&config) : "memory");
         _tile_loadconfig(&config);
     }
-    ~TileRegisters() { _tile_release(); }
+    ~TileRegisters() {
+        if (is_used) _tile_release();
+    }
     TileRegisters(const TileRegisters &) = delete;
+    bool is_used;
 };
 
 static inline int64_t num_row_tiles(const Tile &tile) {
@@ -74,36 +80,42 @@ static inline void split_rows(const float *rows, int64_t stride, int64_t num_row
 
 // ---------------------------------------------------------------- scores
 
+// The lines of a tile that is read later, between the products: all at once would fill the queue.
+static inline void fetch_lines(bool is_first, const uint8_t *lines) {
+    for (int64_t i = 0; is_first && i < 16; ++i) prefetch(lines + i * 64);
+}
+
+// A product takes some 50 cycles, and the next can start after 16: the four groups of a step, or
+// four columns of V, are summed side by side in registers 0 to 3.
+#define PAGEMILL_FOUR(count, use)     \
+    do {                              \
+        use(0);                       \
+        if ((count) > 1) { use(1); }  \
+        if ((count) > 2) { use(2); }  \
+        if ((count) > 3) { use(3); }  \
+    } while (0)
+
 static inline void score_bf16_tiles(const Tile &tile, const Step &step) {
-    const int64_t depth = tile.dim / 32, num_tiles = num_row_tiles(tile);
-    for (int b = 0; b < step.num_groups; ++b) {
-        for (int64_t t = 0; t < num_tiles; t += 2) {
-            const uint16_t *q = tile.q_tiles + t * depth * kSplitTile;
-            const bool has_second = t + 1 < num_tiles;
-            _tile_zero(0);
-            _tile_zero(1);
-            for (int64_t i = 0; i < depth; ++i) {
-                if (t == 0) {
-                    for (int line = 0; line < 16; ++line) {
-                        prefetch(step.k_ahead[b] + i * 1024 + line * 64);
-                    }
-                }
-                _tile_loadd(4, step.k[b] + i * 1024, kTileBytes);
-                _tile_loadd(2, q + i * kSplitTile, kTileBytes);
-                _tile_dpbf16ps(0, 2, 4);
-                _tile_loadd(3, q + i * kSplitTile + kSplitTile / 2, kTileBytes);
-                _tile_dpbf16ps(0, 3, 4);
-                if (!has_second) continue;
-                const uint16_t *next = q + depth * kSplitTile + i * kSplitTile;
-                _tile_loadd(5, next, kTileBytes);
-                _tile_dpbf16ps(1, 5, 4);
-                _tile_loadd(6, next + kSplitTile / 2, kTileBytes);
-                _tile_dpbf16ps(1, 6, 4);
-            }
-            float *scores = tile.scores + t * 16 * kStepTokens + b * kGroupTokens;
-            _tile_stored(0, scores, kStepTokens * 4);
-            if (has_second) _tile_stored(1, scores + 16 * kStepTokens, kStepTokens * 4);
+    const int64_t depth = tile.dim / 32;
+    for (int64_t t = 0; t < num_row_tiles(tile); ++t) {
+        const uint16_t *q = tile.q_tiles + t * depth * kSplitTile;
+        float *scores = tile.scores + t * 16 * kStepTokens;
+#define PAGEMILL_CLEAR(b) _tile_zero(b)
+#define PAGEMILL_ADD(b)                                      \
+    fetch_lines(t == 0, step.k_ahead[b] + i * 1024);         \
+    _tile_loadd(6, step.k[b] + i * 1024, kTileBytes);        \
+    _tile_dpbf16ps(b, 4, 6);                                 \
+    _tile_dpbf16ps(b, 5, 6)
+#define PAGEMILL_STORE(b) _tile_stored(b, scores + (b) * kGroupTokens, kStepTokens * 4)
+        PAGEMILL_FOUR(step.num_groups, PAGEMILL_CLEAR);
+        for (int64_t i = 0; i < depth; ++i) {
+            _tile_loadd(4, q + i * kSplitTile, kTileBytes);
+            _tile_loadd(5, q + i * kSplitTile + kSplitTile / 2, kTileBytes);
+            PAGEMILL_FOUR(step.num_groups, PAGEMILL_ADD);
         }
+        PAGEMILL_FOUR(step.num_groups, PAGEMILL_STORE);
+#undef PAGEMILL_ADD
+#undef PAGEMILL_STORE
     }
 }
 
@@ -129,20 +141,19 @@ static inline void score_byte_tiles(const Tile &tile, const Step &step) {
     alignas(64) int32_t sums[kTileSide * kStepTokens];
     for (int64_t t = 0; t < num_row_tiles(tile); ++t) {
         const auto *q = reinterpret_cast<const uint8_t *>(tile.codes.queries) + t * 16 * tile.dim;
-        for (int b = 0; b < step.num_coded; ++b) {
-            _tile_zero(0);
-            for (int64_t i = 0; i < depth; ++i) {
-                if (t == 0) {
-                    for (int line = 0; line < 16; ++line) {
-                        prefetch(step.k_ahead[b] + i * 1024 + line * 64);
-                    }
-                }
-                _tile_loadd(1, q + i * 64, tile.dim);
-                _tile_loadd(2, step.k[b] + i * 1024, kTileBytes);
-                _tile_dpbsud(0, 1, 2);
-            }
-            _tile_stored(0, sums + b * kGroupTokens, kStepTokens * 4);
+#define PAGEMILL_ADD(b)                               \
+    fetch_lines(t == 0, step.k_ahead[b] + i * 1024);  \
+    _tile_loadd(6, step.k[b] + i * 1024, kTileBytes); \
+    _tile_dpbsud(b, 4, 6)
+#define PAGEMILL_STORE(b) _tile_stored(b, sums + (b) * kGroupTokens, kStepTokens * 4)
+        PAGEMILL_FOUR(step.num_coded, PAGEMILL_CLEAR);
+        for (int64_t i = 0; i < depth; ++i) {
+            _tile_loadd(4, q + i * 64, tile.dim);
+            PAGEMILL_FOUR(step.num_coded, PAGEMILL_ADD);
         }
+        PAGEMILL_FOUR(step.num_coded, PAGEMILL_STORE);
+#undef PAGEMILL_ADD
+#undef PAGEMILL_STORE
         scale_sums(tile, step, t * 16, sums);
     }
 }
@@ -176,10 +187,14 @@ static inline void gather_pairs(const Tile &tile, const Step &step, uint8_t *tog
     }
 }
 
-// 16 rows of sums to the rows of `out`, of which `num_rows` are there.
-static inline void add_sums(const float *sums, int64_t num_rows, float *out, int64_t dim) {
+// Sums [4 columns][16 rows][16] to the rows of `out`, of which `num_rows` are there.
+static inline void add_sums(const float *sums, int64_t num_columns, int64_t num_rows, float *out,
+                            int64_t dim) {
     for (int64_t r = 0; r < num_rows; ++r) {
-        store(out + r * dim, load(out + r * dim) + load(sums + r * 16));
+        for (int64_t c = 0; c < num_columns; ++c) {
+            float *at = out + r * dim + c * 16;
+            store(at, load(at) + load(sums + (c * kTileSide + r) * 16));
+        }
     }
 }
 
@@ -197,34 +212,32 @@ static inline void place_weights(const Tile &tile, const Step &step) {
 }
 
 static inline void value_bf16_tiles(const Tile &tile, const Step &step) {
-    alignas(64) float sums[2][kTileSide * 16];
-    constexpr int64_t halves = 2;
+    alignas(64) float sums[4 * kTileSide * 16];
+    constexpr int64_t kHalves = 2;
     const int64_t num_columns = tile.dim / 16;
     gather_pairs(tile, step, tile.keys);
     place_weights(tile, step);
     split_rows(tile.scores, kStepTokens, tile.num_rows, kStepTokens, tile.weight_tiles);
     for (int64_t t = 0; t < num_row_tiles(tile); ++t) {
-        const uint16_t *weights = tile.weight_tiles + t * halves * kSplitTile;
+        const uint16_t *weights = tile.weight_tiles + t * kHalves * kSplitTile;
         const int64_t rows = smaller(kTileSide, tile.num_rows - t * 16);
-        float *out = tile.partial.acc + t * 16 * tile.dim;
-        for (int64_t c = 0; c < num_columns; c += 2) {
-            _tile_zero(0);
-            _tile_zero(1);
-            for (int64_t half = 0; half < halves; ++half) {
-                const uint8_t *v = tile.keys + (c * 2 + half) * 1024;
-                _tile_loadd(2, weights + half * kSplitTile, kTileBytes);
-                _tile_loadd(3, weights + half * kSplitTile + kSplitTile / 2, kTileBytes);
-                _tile_loadd(4, v, kTileBytes);
-                _tile_loadd(5, v + 2 * 1024, kTileBytes);
-                _tile_dpbf16ps(0, 2, 4);
-                _tile_dpbf16ps(1, 2, 5);
-                _tile_dpbf16ps(0, 3, 4);
-                _tile_dpbf16ps(1, 3, 5);
+        for (int64_t c = 0; c < num_columns; c += 4) {
+            const int64_t count = smaller(int64_t{4}, num_columns - c);
+#define PAGEMILL_ADD(j)                                                        \
+    _tile_loadd(6, tile.keys + ((c + (j)) * kHalves + half) * 1024, kTileBytes); \
+    _tile_dpbf16ps(j, 4, 6);                                                   \
+    _tile_dpbf16ps(j, 5, 6)
+#define PAGEMILL_STORE(j) _tile_stored(j, sums + (j) * kTileSide * 16, kTileBytes)
+            PAGEMILL_FOUR(count, PAGEMILL_CLEAR);
+            for (int64_t half = 0; half < kHalves; ++half) {
+                _tile_loadd(4, weights + half * kSplitTile, kTileBytes);
+                _tile_loadd(5, weights + half * kSplitTile + kSplitTile / 2, kTileBytes);
+                PAGEMILL_FOUR(count, PAGEMILL_ADD);
             }
-            _tile_stored(0, sums[0], kTileBytes);
-            _tile_stored(1, sums[1], kTileBytes);
-            add_sums(sums[0], rows, out + c * 16, tile.dim);
-            add_sums(sums[1], rows, out + c * 16 + 16, tile.dim);
+            PAGEMILL_FOUR(count, PAGEMILL_STORE);
+#undef PAGEMILL_ADD
+#undef PAGEMILL_STORE
+            add_sums(sums, count, rows, tile.partial.acc + t * 16 * tile.dim + c * 16, tile.dim);
         }
     }
 }
@@ -257,42 +270,69 @@ static void gather_quads(const Step &step, int64_t first, int64_t end, uint8_t *
     }
 }
 
-// Columns [first, end) of 16 channels each; weights are coded already.
+// Sums of a pair of columns, [2 columns][high, low][16 rows][16], to the rows of the tile.
 template <bool kNibbles>
-static void value_byte_tiles(const Tile &tile, const Step &step, int64_t first, int64_t end) {
-    alignas(64) int32_t high[kTileSide * 16], low[kTileSide * 16];
-    constexpr int64_t kStride = kWeightWords * 4;
-    gather_quads<kNibbles>(step, first, end, tile.keys);
-    for (int64_t t = 0; t < num_row_tiles(tile); ++t) {
-        const int64_t rows = smaller(kTileSide, tile.num_rows - t * 16);
-        _tile_loadd(2, tile.codes.weights + t * 16 * kWeightWords, kStride);
-        _tile_loadd(3, tile.codes.weights + t * 16 * kWeightWords + kWeightWords / 2, kStride);
-        for (int64_t c = first; c < end; ++c) {
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_loadd(4, tile.keys + (c - first) * 1024, kTileBytes);
-            _tile_dpbusd(0, 2, 4);
-            _tile_dpbusd(1, 3, 4);
-            _tile_stored(0, high, kTileBytes);
-            _tile_stored(1, low, kTileBytes);
-            for (int64_t r = 0; r < rows; ++r) {
-                float *at = tile.partial.acc + (t * 16 + r) * tile.dim + c * 16;
-                IntVec upper, lower;
-                std::memcpy(&upper, high + r * 16, sizeof upper);
-                std::memcpy(&lower, low + r * 16, sizeof lower);
-                const Vec factor = broadcast(tile.codes.factors[t * 16 + r]);
-                Vec sum = fma(to_float((upper << 8) + lower), factor, load(at));
-                if constexpr (kNibbles) sum += broadcast(tile.codes.added[t * 16 + r]);
-                store(at, sum);
-            }
+static void add_code_sums(const Tile &tile, const int32_t *sums, int64_t first_row, int64_t column,
+                          int64_t num_columns) {
+    const int64_t end = smaller(tile.num_rows, first_row + kTileSide);
+    for (int64_t r = first_row; r < end; ++r) {
+        const Vec factor = broadcast(tile.codes.factors[r]);
+        for (int64_t c = 0; c < num_columns; ++c) {
+            float *at = tile.partial.acc + r * tile.dim + (column + c) * 16;
+            const int32_t *from = sums + c * 512 + (r - first_row) * 16;
+            IntVec upper, lower;
+            std::memcpy(&upper, from, sizeof upper);
+            std::memcpy(&lower, from + 256, sizeof lower);
+            Vec sum = fma(to_float((upper << 8) + lower), factor, load(at));
+            if constexpr (kNibbles) sum += broadcast(tile.codes.added[r]);
+            store(at, sum);
         }
     }
 }
 
+// Columns [first, end) of 16 channels each; weights are coded already.
+template <bool kNibbles>
+static void value_byte_tiles(const Tile &tile, const Step &step, int64_t first, int64_t end) {
+    alignas(64) int32_t sums[4 * 256];
+    constexpr int64_t kStride = kWeightWords * 4;
+    gather_quads<kNibbles>(step, first, end, tile.keys);
+    for (int64_t t = 0; t < num_row_tiles(tile); ++t) {
+        const int32_t *weights = tile.codes.weights + t * 16 * kWeightWords;
+        _tile_loadd(4, weights, kStride);
+        _tile_loadd(5, weights + kWeightWords / 2, kStride);
+        for (int64_t c = first; c < end; c += 2) {
+            const bool has_second = c + 1 < end;
+            const uint8_t *v = tile.keys + (c - first) * 1024;
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_loadd(6, v, kTileBytes);
+            _tile_dpbusd(0, 4, 6);
+            _tile_dpbusd(1, 5, 6);
+            if (has_second) {
+                _tile_zero(2);
+                _tile_zero(3);
+                _tile_loadd(7, v + 1024, kTileBytes);
+                _tile_dpbusd(2, 4, 7);
+                _tile_dpbusd(3, 5, 7);
+            }
+            _tile_stored(0, sums, kTileBytes);
+            _tile_stored(1, sums + 256, kTileBytes);
+            if (has_second) {
+                _tile_stored(2, sums + 512, kTileBytes);
+                _tile_stored(3, sums + 768, kTileBytes);
+            }
+            add_code_sums<kNibbles>(tile, sums, t * 16, c, has_second ? 2 : 1);
+        }
+    }
+}
+
+#undef PAGEMILL_CLEAR
+#undef PAGEMILL_FOUR
+
 #else
 
 struct TileRegisters {
-    TileRegisters() {}
+    explicit TileRegisters(const AttentionCall &) {}
 };
 static inline void split_rows(const float *, int64_t, int64_t, int64_t, uint16_t *) {}
 static inline void score_bf16_tiles(const Tile &, const Step &) {}

@@ -75,11 +75,13 @@ static inline void score_byte_tile(const int32_t *words, int64_t quads, const Qu
     });
 }
 
-// One group of i4c: the scale of each channel goes into q, which is coded anew for the group, and
-// the minima add q . min to all its tokens. folded: [kRows][quads][words]; added: [kRows].
+// One group of i4c: the scale of each channel goes into q, which is coded anew for the group, in 15
+// bits as 128 high + low, and the minima add q . min to all its tokens. folded: [kRows][high, low]
+// [quads][words]; added: [kRows].
 template <int kRows>
 static inline void fold_queries(const float *q, int64_t dim, const uint8_t *meta, int32_t *folded,
                                 float *scale, float *added) {
+    float scaled[kRows * kMaxHeadDim];
     Row tops[kRows], dots[kRows];
     for (int r = 0; r < kRows; ++r) tops[r] = dots[r] = splat_row(0.0f);
     for (int64_t c = 0; c < dim; c += 16) {
@@ -88,6 +90,7 @@ static inline void fold_queries(const float *q, int64_t dim, const uint8_t *meta
             const Vec factor = scale_of_bytes(load_byte_lanes(meta + c + p * kLanes));
             unroll<kRows>([&](auto r) PAGEMILL_INLINE {
                 const Vec x = load(q + r * dim + c + p * kLanes), y = x * factor;
+                store(scaled + r * dim + c + p * kLanes, y);
                 tops[r].part[p] = larger(tops[r].part[p], larger(y, -y));
                 dots[r].part[p] = fma(x, low.part[p], dots[r].part[p]);
             });
@@ -97,21 +100,26 @@ static inline void fold_queries(const float *q, int64_t dim, const uint8_t *meta
     for (int r = 0; r < kRows; ++r) {
         const float most = largest(tops[r]);
         added[r] = sum(dots[r]);
-        scale[r] = most / 127.0f;
-        factors[r] = broadcast(most > 0 ? 127.0f / most : 0.0f);
+        scale[r] = most / 16256.0f;
+        factors[r] = broadcast(most > 0 ? 16256.0f / most : 0.0f);
     }
     const int64_t stride = dim / 4 * kQuadWords;
     for (int64_t c = 0; c < dim; c += 16) {
         IntRow codes[kRows];
         for (int p = 0; p < kParts; ++p) {
-            const Vec factor = scale_of_bytes(load_byte_lanes(meta + c + p * kLanes));
             unroll<kRows>([&](auto r) PAGEMILL_INLINE {
-                const Vec x = load(q + r * dim + c + p * kLanes);
-                codes[r].part[p] = to_int(x * factor * factors[r]);
+                codes[r].part[p] = to_int(load(scaled + r * dim + c + p * kLanes) * factors[r]);
             });
         }
         for (int r = 0; r < kRows; ++r) {
-            store_quads(folded + r * stride + c / 4 * kQuadWords, codes[r]);
+            IntRow high, low;
+            for (int p = 0; p < kParts; ++p) {
+                high.part[p] = (codes[r].part[p] + 64) >> 7;
+                low.part[p] = codes[r].part[p] - (high.part[p] << 7);
+            }
+            int32_t *words = folded + 2 * r * stride + c / 4 * kQuadWords;
+            store_quads(words, high);
+            store_quads(words + stride, low);
         }
     }
 }
@@ -122,28 +130,30 @@ static inline void score_nibble_group(const float *q, int64_t dim, const uint8_t
                                       float *scores) {
     float scale[kRows], added[kRows];
     fold_queries<kRows>(q, dim, meta, folded, scale, added);
-    IntRow even[kRows], odd[kRows];  // two sums a row: twice the independent work
-    for (int r = 0; r < kRows; ++r) even[r] = odd[r] = splat_int(0);
+    IntRow upper[kRows], lower[kRows];
+    for (int r = 0; r < kRows; ++r) upper[r] = lower[r] = splat_int(0);
     const int64_t stride = dim / 4 * kQuadWords;
     for (int64_t i = 0; i < dim / 8; ++i) {
         prefetch(ahead + i * 64);
         const ByteRow line = load_bytes(k + i * 64);
         unroll<kRows>([&](auto r) PAGEMILL_INLINE {
-            const int32_t *words = folded + r * stride + 2 * i * kQuadWords;
-            const Quad low = load_quad(words), high = load_quad(words + kQuadWords);
+            const int32_t *words = folded + 2 * r * stride + 2 * i * kQuadWords;
             unroll<kParts>([&](auto p) PAGEMILL_INLINE {
-                even[r].part[p] =
-                    dot_unsigned(even[r].part[p], line.part[p] & 0x0f0f0f0fu, low);
-                odd[r].part[p] =
-                    dot_unsigned(odd[r].part[p], line.part[p] >> 4 & 0x0f0f0f0fu, high);
+                const BitVec first = line.part[p] & 0x0f0f0f0fu;
+                const BitVec second = line.part[p] >> 4 & 0x0f0f0f0fu;
+                IntVec &a = upper[r].part[p], &b = lower[r].part[p];
+                a = dot_unsigned(a, first, load_quad(words));
+                b = dot_unsigned(b, first, load_quad(words + stride));
+                a = dot_unsigned(a, second, load_quad(words + kQuadWords));
+                b = dot_unsigned(b, second, load_quad(words + stride + kQuadWords));
             });
         });
     }
     for (int r = 0; r < kRows; ++r) {
         Row row;
         for (int p = 0; p < kParts; ++p) {
-            row.part[p] = fma(to_float(even[r].part[p] + odd[r].part[p]), broadcast(scale[r]),
-                              broadcast(added[r]));
+            const IntVec total = (upper[r].part[p] << 7) + lower[r].part[p];
+            row.part[p] = fma(to_float(total), broadcast(scale[r]), broadcast(added[r]));
         }
         store_row(scores + r * kStepTokens, row);
     }
@@ -153,14 +163,14 @@ static inline void score_nibble_group(const float *q, int64_t dim, const uint8_t
 
 // The weights of a step times the scales of V, as 16 bits: weight = factor * (256 high + low).
 // words: [2 planes][16 quads][kQuadWords], high first.
-static inline float code_weights(const float *weights, const uint8_t *const *scales,
-                                 int num_groups, int32_t *words) {
+static inline float code_weights(const float *weights, const Row *scales, int num_groups,
+                                 int32_t *words) {
     Row row[kStepGroups], top = splat_row(0.0f);
     for (int b = 0; b < num_groups; ++b) {
-        const Row v_scale = load_f16_row(scales[b]), weight = load_row(weights + b * 16);
+        const Row weight = load_row(weights + b * 16);
         for (int p = 0; p < kParts; ++p) {
             // a token that is not read may have any scale, NaN included
-            const Vec product = weight.part[p] * v_scale.part[p];
+            const Vec product = weight.part[p] * scales[b].part[p];
             const Vec used = weight.part[p] > Vec{} ? product : Vec{};
             row[b].part[p] = used;
             const IntVec bits = reinterpret_cast<IntVec>(used);
@@ -186,13 +196,12 @@ static inline float code_weights(const float *weights, const uint8_t *const *sca
 }
 
 // What a row of weights adds to every channel of a plane: the sum of weight * minimum.
-static inline float weighed_minima(const float *weights, const uint8_t *const *minima,
-                                   int num_groups) {
+static inline float weighed_minima(const float *weights, const Row *minima, int num_groups) {
     Row total = splat_row(0.0f);
     for (int b = 0; b < num_groups; ++b) {
-        const Row low = load_f16_row(minima[b]), weight = load_row(weights + b * 16);
+        const Row weight = load_row(weights + b * 16);
         for (int p = 0; p < kParts; ++p) {
-            const Vec product = weight.part[p] * low.part[p];
+            const Vec product = weight.part[p] * minima[b].part[p];
             total.part[p] += weight.part[p] > Vec{} ? product : Vec{};
         }
     }

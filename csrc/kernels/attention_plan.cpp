@@ -12,10 +12,20 @@ namespace {
 constexpr int64_t kReadCost = 6;  // reading a token's K and V costs as much as this many rows of it
 constexpr int64_t kMinItemCost = kSegmentTokens * 8;
 constexpr int64_t kItemsPerThread = 4;
+constexpr int64_t kLongPiece = 8192;  // bytes
+constexpr int64_t kFewRows = 8;  // of a tile whose KV heads are read in turn
 constexpr int64_t kSharedRows = 64;    // rows of a tile over a shared run
 constexpr int64_t kSharedSegments = 4;  // of an item: its partials are small enough for the cache
 
 int64_t heads_each(const AttentionCall &call) { return call.num_heads / call.kv.num_kv_heads; }
+
+// KV heads that are read in turn: many rows are bound by products, and a long piece of memory for
+// each head needs no neighbour.
+int heads_together(const AttentionCall &call, int64_t num_tokens) {
+    const int64_t piece_bytes = call.kv.tile_bytes / call.kv.num_kv_heads;
+    const bool is_alone = num_tokens * heads_each(call) > kFewRows || piece_bytes >= kLongPiece;
+    return is_alone ? 1 : kHeadsTogether;
+}
 
 Work make_work(const AttentionCall &call, const RowTile &tile) {
     const int64_t end = tile.position + tile.num_tokens;
@@ -31,7 +41,7 @@ Work make_work(const AttentionCall &call, const RowTile &tile) {
 int64_t cost_of(const AttentionCall &call, const RowTile &tile, int64_t first, int64_t end) {
     const int64_t last = std::min(end * kSegmentTokens, tile.position + tile.num_tokens);
     const int64_t tokens = std::max<int64_t>(1, last - first * kSegmentTokens);
-    return tokens * (rows_of(call, tile) + kReadCost);
+    return tokens * (rows_of(call, tile) + kReadCost) * tile.num_heads;
 }
 
 // Tiles of nearly equal size, all KV heads of a sequence one after another.
@@ -42,13 +52,15 @@ void add_tiles(const AttentionCall &call, const SequenceBatch &batch, int64_t i,
     for (int64_t t = 0; t < num_tiles; ++t) {
         const int64_t begin = first + count * t / num_tiles;
         const int64_t end = first + count * (t + 1) / num_tiles;
-        for (int head = 0; head < call.kv.num_kv_heads; ++head) {
+        const int together = heads_together(call, end - begin);
+        for (int head = 0; head < call.kv.num_kv_heads; head += together) {
             RowTile tile = {};
             tile.table = batch.block_ids + batch.indptr[i];
             tile.first_token = begin;
             tile.num_tokens = end - begin;
             tile.position = batch.context_start[i] + begin - batch.query_start[i];
             tile.kv_head = head;
+            tile.num_heads = std::min(together, call.kv.num_kv_heads - head);
             tile.raw = raw;
             works.push_back(make_work(call, tile));
         }
@@ -93,18 +105,21 @@ std::vector<int32_t> readers_of(const SequenceBatch &batch, int64_t run, int64_t
     return readers;
 }
 
-SharedWork share(const SequenceBatch &batch, const int32_t *readers, int64_t count, int head,
-                 const std::vector<size_t> &first_work, int64_t first, int64_t end) {
+SharedWork share(const AttentionCall &call, const SequenceBatch &batch, const int32_t *readers,
+                 int64_t count, int head, const std::vector<size_t> &first_work, int64_t first,
+                 int64_t end) {
     SharedWork work = {};
+    const int together = heads_together(call, 1);
     for (int64_t i = 0; i < count; ++i) {
         work.token_rows.push_back(batch.query_start[readers[i]]);
         work.members.push_back(first_work[static_cast<size_t>(readers[i])] +
-                               static_cast<size_t>(head));
+                               static_cast<size_t>(head / together));
     }
     work.tile.table = batch.block_ids + batch.indptr[readers[0]];
     work.tile.num_tokens = count;
     work.tile.position = end * kSegmentTokens - 1;
     work.tile.kv_head = head;
+    work.tile.num_heads = 1;
     work.first_segment = first;
     work.end_segment = end;
     return work;
@@ -137,7 +152,7 @@ void add_shared(const AttentionCall &call, const SequenceBatch &batch,
             const int64_t from = total * p / parts, count = total * (p + 1) / parts - from;
             for (int head = 0; head < call.kv.num_kv_heads; ++head) {
                 plan.shared.push_back(
-                    share(batch, &readers[static_cast<size_t>(from)], count, head, first_work,
+                    share(call, batch, &readers[static_cast<size_t>(from)], count, head, first_work,
                           first, end));
                 for (size_t member : plan.shared.back().members) {
                     mark(plan.works[member], first, end);
@@ -204,7 +219,7 @@ void cut_shared(const AttentionCall &call, size_t index, int64_t most_cost, Atte
 void place_partials(const AttentionCall &call, AttentionPlan &plan) {
     int64_t num_floats = 0;
     auto stride = [&](const Work &work) {
-        return kernels().partial_floats(call, rows_of(call, work.tile));
+        return work.tile.num_heads * kernels().partial_floats(call, rows_of(call, work.tile));
     };
     auto has_parts = [](const Work &work) { return work.num_items > 1 || !work.is_shared.empty(); };
     for (const Work &work : plan.works) {
@@ -223,14 +238,17 @@ void place_partials(const AttentionCall &call, AttentionPlan &plan) {
 }
 
 int64_t thread_floats(const AttentionCall &call, const AttentionPlan &plan) {
-    int64_t num_rows = 0, num_floats = 0;
-    for (const Work &work : plan.works) num_rows = std::max(num_rows, rows_of(call, work.tile));
-    num_floats = kernels().attention_scratch_floats(call, num_rows);
+    int64_t num_floats = 0;
+    for (const Work &work : plan.works) {
+        const int64_t rows = rows_of(call, work.tile);
+        num_floats = std::max(
+            num_floats, kernels().attention_scratch_floats(call, rows, work.tile.num_heads));
+    }
     for (const SharedWork &work : plan.shared) {
         const int64_t rows = rows_of(call, work.tile);
         const int64_t partials = kSharedSegments * kernels().partial_floats(call, rows);
         num_floats =
-            std::max(num_floats, kernels().attention_scratch_floats(call, rows) + partials);
+            std::max(num_floats, kernels().attention_scratch_floats(call, rows, 1) + partials);
     }
     return num_floats;
 }

@@ -1,6 +1,6 @@
 // How an attention call is cut into items for the threads.
 //
-//     works     one row tile each: query rows of one sequence and KV head, all segments it reads
+//     works     one row tile each: query rows of one sequence, all segments they read
 //     shared    query rows of several sequences that read the same blocks, over those blocks alone
 //     items     segments of a work or of a shared run; a thread takes one at a time
 //
@@ -22,7 +22,7 @@ struct Work {
     int64_t first_segment, end_segment;
     std::vector<bool> is_shared;  // of each segment, where some are
     int64_t num_items = 0;
-    float *partials = nullptr;  // [segments]
+    float *partials = nullptr;  // [segments][heads of the tile]
     std::atomic<int64_t> *num_left = nullptr;
 
     int64_t num_segments() const { return end_segment - first_segment; }

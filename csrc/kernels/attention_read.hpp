@@ -46,7 +46,7 @@ static inline void widen_step(const Tile &tile, Step &step) {
     for (int b = 0; b < step.num_groups; ++b) {
         uint8_t *keys = tile.keys + b * group_floats * 4,
                 *values = tile.values + b * group_floats * 4;
-        if (tile.call.kv.format == KvFormat::kF8) {
+        if (tile.call->kv.format == KvFormat::kF8) {
             widen_f8(step.meta[b], step.k[b], step.v[b], tile.dim,
                      reinterpret_cast<float *>(keys), reinterpret_cast<float *>(values));
         } else {
@@ -76,7 +76,7 @@ static inline void clear_behind_end(const Tile &tile, Step &step) {
     const int last = step.num_groups - 1;
     const int64_t num_tokens = tile.end - step.first_token - last * kGroupTokens;
     if (num_tokens >= kGroupTokens || last < (tile.is_coded ? step.num_coded : 0)) return;
-    const KvFormat format = tile.call.kv.format;
+    const KvFormat format = tile.call->kv.format;
     const bool is_bf16 = !tile.widens && format != KvFormat::kFp32;
     const int64_t v_bytes = kGroupTokens * tile.dim * (is_bf16 ? 2 : 4);
     uint8_t *copy = tile.values + last * kGroupTokens * tile.dim * 4;
@@ -91,7 +91,7 @@ static inline void clear_behind_end(const Tile &tile, Step &step) {
 
 static inline void fetch_ahead(const Tile &tile, const Step &step) {
     for (int b = 0; b < step.num_groups; ++b) {
-        for (int64_t i = 0; i < tile.call.kv.group_bytes; i += 64) {
+        for (int64_t i = 0; i < tile.call->kv.group_bytes; i += 64) {
             prefetch(step.meta_ahead[b] + i);
         }
     }
@@ -143,9 +143,14 @@ static inline void with_rows(int64_t count, Fn fn) {
     }
 }
 
+// With few rows a tile product is mostly empty: vectors are faster, and the bits are the same.
+static inline bool has_byte_tiles(const Tile &tile) {
+    return tile.has_many_rows && uses_tiles(*tile.call);
+}
+
 static inline void fetch_meta(const Tile &tile, const Step &step) {
     for (int b = 0; b < step.num_coded; ++b) {
-        for (int64_t i = 0; i < tile.call.kv.bytes.meta; i += 64) {
+        for (int64_t i = 0; i < tile.call->kv.bytes.meta; i += 64) {
             prefetch(step.meta_ahead[b] + i);
         }
     }
@@ -153,14 +158,14 @@ static inline void fetch_meta(const Tile &tile, const Step &step) {
 
 static inline void score_coded(const Tile &tile, const Step &step) {
     const int64_t dim = tile.dim, stride = dim / 4 * kQuadWords;
-    const bool is_i4c = tile.call.kv.format == KvFormat::kI4c;
+    const bool is_i4c = tile.call->kv.format == KvFormat::kI4c;
     fetch_meta(tile, step);
-    if (uses_tiles(tile.call)) return score_byte_tiles(tile, step);
+    if (has_byte_tiles(tile)) return score_byte_tiles(tile, step);
     const int each = is_i4c || tile.has_many_rows ? 1 : step.num_coded;
     for (int b = 0; b < step.num_coded; b += each) {
         each_part(tile.num_rows, kCodedRows, [&](int64_t row, int64_t count) {
             float *scores = tile.scores + row * kStepTokens + b * kGroupTokens;
-            int32_t *words = tile.codes.queries + row * stride;
+            int32_t *words = tile.codes.queries + row * (is_i4c ? 2 * stride : stride);
             with_rows(count, [&](auto rows) {
                 if (is_i4c) {
                     score_nibble_group<rows()>(tile.q + row * dim, dim, step.meta[b], step.k[b],
@@ -176,7 +181,7 @@ static inline void score_coded(const Tile &tile, const Step &step) {
 
 template <bool kNibbles>
 static void value_columns(const Tile &tile, const Step &step, int64_t first, int64_t end) {
-    if (uses_tiles(tile.call)) return value_byte_tiles<kNibbles>(tile, step, first, end);
+    if (has_byte_tiles(tile)) return value_byte_tiles<kNibbles>(tile, step, first, end);
     const int64_t columns_each = tile.has_many_rows ? 2 : end - first;
     for (int64_t column = first; column < end; column += columns_each) {
         const int64_t next = smaller(end, column + columns_each);
@@ -192,10 +197,10 @@ static void value_columns(const Tile &tile, const Step &step, int64_t first, int
 }
 
 static inline void value_coded(const Tile &tile, const Step &step) {
-    const KvFormat format = tile.call.kv.format;
-    const uint8_t *scales[kStepGroups], *minima[kStepGroups];
+    const KvFormat format = tile.call->kv.format;
+    Row scales[kStepGroups], minima[kStepGroups];
     if (format == KvFormat::kI8) {
-        for (int b = 0; b < step.num_coded; ++b) scales[b] = step.meta[b] + 32;
+        for (int b = 0; b < step.num_coded; ++b) scales[b] = load_f16_row(step.meta[b] + 32);
         for (int64_t r = 0; r < tile.num_rows; ++r) {
             tile.codes.factors[r] = code_weights(tile.scores + r * kStepTokens, scales,
                                                  step.num_coded,
@@ -206,8 +211,9 @@ static inline void value_coded(const Tile &tile, const Step &step) {
     const int64_t before = format == KvFormat::kI4c ? i4c_key_meta(tile.dim) : 64;
     for (int64_t plane = 0; plane < num_planes(tile.dim); ++plane) {
         for (int b = 0; b < step.num_coded; ++b) {
-            scales[b] = step.meta[b] + before + plane * 64;
-            minima[b] = scales[b] + 32;
+            const uint8_t *line = step.meta[b] + before + plane * 64;
+            scales[b] = load_f16_row(line);
+            minima[b] = load_f16_row(line + 32);
         }
         for (int64_t r = 0; r < tile.num_rows; ++r) {
             const float *weights = tile.scores + r * kStepTokens;

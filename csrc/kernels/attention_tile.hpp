@@ -58,8 +58,8 @@ struct Codes {
 // All that the steps of a tile share. Token positions count from the start of the sequence; the
 // tile reads [begin, end).
 struct Tile {
-    const AttentionCall &call;
-    const RowTile &rows;
+    const AttentionCall *call;
+    RowTile rows;  // of one head
     int64_t num_heads_each, num_rows, dim, begin, end;
     bool has_many_rows, widens, is_coded;
     MicroKernels micro;
@@ -96,7 +96,8 @@ struct Scratch {
     }
 };
 
-static inline Tile make_tile(const AttentionCall &call, const RowTile &rows, float *memory) {
+static inline Tile make_tile(const AttentionCall &call, const RowTile &rows, Scratch shared,
+                             Scratch own) {
     const int64_t each = heads_each(call), num_rows = rows.num_tokens * each;
     const int64_t dim = call.kv.head_dim;
     const int64_t end = rows.position + (rows.token_rows ? 1 : rows.num_tokens);
@@ -104,34 +105,47 @@ static inline Tile make_tile(const AttentionCall &call, const RowTile &rows, flo
     const bool many = num_rows > kDirectRows;
     const bool widens = !uses_tiles(call) && must_widen(call.kv.format, many);
     const bool is_coded = reads_bytes(call.kv.format);
-    Tile tile = {call,    rows,    each,    num_rows, dim,     begin,   end,
-                 many,    widens,  is_coded, choose(call, widens, many),
-                 nullptr, nullptr, nullptr, nullptr,  nullptr, nullptr, {},
-                 nullptr, nullptr, {},      {}};
-    Scratch scratch = {memory};
+    Tile tile = {};
+    tile.call = &call;
+    tile.rows = rows;
+    tile.num_heads_each = each;
+    tile.num_rows = num_rows;
+    tile.dim = dim;
+    tile.begin = begin;
+    tile.end = end;
+    tile.has_many_rows = many;
+    tile.widens = widens;
+    tile.is_coded = is_coded;
+    tile.micro = choose(call, widens, many);
     const int64_t whole_rows = round_up(num_rows, 16);
-    tile.q = scratch.take(num_rows * dim);
-    tile.scores = scratch.take(whole_rows * kStepTokens);
-    tile.lane_sums = scratch.take(num_rows * 16);
-    tile.shifts = scratch.take(num_rows);
-    tile.keys = scratch.take<uint8_t>(kStepTokens * dim * 4);
-    tile.values = scratch.take<uint8_t>(kStepTokens * dim * 4);
-    tile.codes.queries = scratch.take<int32_t>(whole_rows * dim / 4 * kQuadWords);
-    tile.codes.weights = scratch.take<int32_t>(whole_rows * kWeightWords);
-    tile.codes.rows = scratch.take<QueryRow>(num_rows);
-    tile.codes.factors = scratch.take(num_rows);
-    tile.codes.added = scratch.take(num_rows);
-    tile.q_tiles = scratch.take<uint16_t>(2 * whole_rows * dim);
-    tile.weight_tiles = scratch.take<uint16_t>(2 * whole_rows * kStepTokens);
-    tile.partial = partial_in(scratch.take(partial_size(num_rows, dim)), num_rows);
-    tile.total = partial_in(scratch.take(partial_size(num_rows, dim)), num_rows);
+    tile.scores = shared.take(whole_rows * kStepTokens);
+    tile.lane_sums = shared.take(num_rows * 16);
+    tile.keys = shared.take<uint8_t>(kStepTokens * dim * 4);
+    tile.values = shared.take<uint8_t>(kStepTokens * dim * 4);
+    tile.codes.weights = shared.take<int32_t>(whole_rows * kWeightWords);
+    tile.codes.factors = shared.take(num_rows);
+    tile.codes.added = shared.take(num_rows);
+    tile.weight_tiles = shared.take<uint16_t>(2 * whole_rows * kStepTokens);
+    tile.partial = partial_in(shared.take(partial_size(num_rows, dim)), num_rows);
+    tile.q = own.take(num_rows * dim);
+    tile.shifts = own.take(num_rows);
+    tile.codes.queries = own.take<int32_t>(2 * whole_rows * dim / 4 * kQuadWords);
+    tile.codes.rows = own.take<QueryRow>(num_rows);
+    tile.q_tiles = own.take<uint16_t>(2 * whole_rows * dim);
+    tile.total = partial_in(own.take(partial_size(num_rows, dim)), num_rows);
     return tile;
 }
 
-static inline int64_t scratch_floats(int64_t num_rows, int64_t dim) {
+// Floats that the heads of a tile share, and that each needs for itself.
+static inline int64_t shared_floats(int64_t num_rows, int64_t dim) {
     const int64_t whole_rows = round_up(num_rows, 16);
-    return whole_rows * (dim * (2 + kQuadWords) + 2 * kStepTokens + 16 + 5 + kWeightWords) +
-           2 * kStepTokens * dim + 2 * partial_size(num_rows, dim) + 15 * 16;
+    return whole_rows * (2 * kStepTokens + 16 + kWeightWords + 2) + 2 * kStepTokens * dim +
+           partial_size(num_rows, dim) + 9 * 16;
+}
+
+static inline int64_t own_floats(int64_t num_rows, int64_t dim) {
+    const int64_t whole_rows = round_up(num_rows, 16);
+    return whole_rows * (dim * (2 + kQuadWords) + 3) + partial_size(num_rows, dim) + 6 * 16;
 }
 
 static inline float dot(const float *a, const float *b, int64_t dim) {
@@ -146,7 +160,7 @@ static inline float dot(const float *a, const float *b, int64_t dim) {
 // Keys lie in the cache minus a center, which adds the same number to all scores of a row: softmax
 // does not see it. Where it would - a soft cap, a sink - the number is added back.
 static inline void load_queries(Tile &tile) {
-    const AttentionCall &call = tile.call;
+    const AttentionCall &call = *tile.call;
     const int64_t dim = tile.dim, width = tile.num_heads_each * dim;
     const float factor = call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2E;
     const bool shifts = call.kv.centers && (call.softcap > 0 || call.sinks);
@@ -179,7 +193,7 @@ struct Step {
 };
 
 static inline const uint8_t *group_of(const Tile &tile, int64_t group) {
-    const KvView &kv = tile.call.kv;
+    const KvView &kv = tile.call->kv;
     const int64_t in_block = kv.block_size / kGroupTokens;
     return group_at(kv, tile.rows.table[group / in_block], tile.rows.kv_head, group % in_block);
 }
@@ -187,7 +201,7 @@ static inline const uint8_t *group_of(const Tile &tile, int64_t group) {
 static inline Step find_step(const Tile &tile, int64_t first_group, int64_t end_group,
                              int64_t last_group) {
     Step step = {};
-    const KvView &kv = tile.call.kv;
+    const KvView &kv = tile.call->kv;
     const int64_t distance = tile.is_coded ? 2 * kStepGroups : kStepGroups;
     step.first_token = first_group * kGroupTokens;
     step.num_groups = step.num_coded = static_cast<int>(end_group - first_group);

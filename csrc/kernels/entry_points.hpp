@@ -6,7 +6,7 @@
 
 namespace pagemill::PAGEMILL_ISA {
 
-int64_t attention_scratch_floats(const AttentionCall &call, int64_t num_rows);
+int64_t attention_scratch_floats(const AttentionCall &call, int64_t num_rows, int64_t num_heads);
 int64_t partial_floats(const AttentionCall &call, int64_t num_rows);
 void attend(const AttentionCall &call, const RowTile &tile, int64_t first, int64_t end,
             float *partials, float *scratch);

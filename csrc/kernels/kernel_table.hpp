@@ -14,7 +14,7 @@ struct PackedWeights;
 constexpr int kStepTokens = 64;   // tokens of one softmax step
 constexpr int kStepGroups = kStepTokens / kGroupTokens;
 constexpr int kSegmentTokens = 512;  // tokens of one partial softmax; splits fall on its borders
-constexpr int kTileRows = 48;        // query rows (tokens x query heads of a KV head) of a tile
+constexpr int kTileRows = 96;        // query rows (tokens x query heads of a KV head) of a tile
 
 // One layer of one layer group: tiles [N], each [K heads][B / 16 token groups][metadata, K, V].
 struct KvView {
@@ -56,13 +56,17 @@ struct AttentionCall {
     const float *sinks;    // [H]: one logit more in the softmax, without a value; null: none
 };
 
-// Query tokens of one sequence for one KV head.
+constexpr int kHeadsTogether = 8;  // KV heads that a tile of few rows reads in turn
+
+// Query tokens of one sequence for KV heads [kv_head, kv_head + num_heads). Heads that are read
+// together take turns segment by segment: what the processor fetches beyond one head's part of a
+// block is the next head's.
 struct RowTile {
     const int32_t *table;  // block ids of the sequence
     int64_t first_token;   // row of q
     int64_t num_tokens;
     int64_t position;  // of the first token in its sequence
-    int kv_head;
+    int kv_head, num_heads;
     const uint8_t *raw;  // the group of its tokens, not coded yet; null where all is coded
     // Rows of q, where they are of several sequences that share blocks; all stand behind
     // `position`, the last token that is read. null: num_tokens from first_token on.
@@ -106,10 +110,11 @@ enum class Activation : int { kSilu, kGeluTanh };
 
 struct KernelTable {
     const char *name;
-    int64_t (*attention_scratch_floats)(const AttentionCall &call, int64_t num_rows);
+    int64_t (*attention_scratch_floats)(const AttentionCall &call, int64_t num_rows,
+                                        int64_t num_heads);
     int64_t (*partial_floats)(const AttentionCall &call, int64_t num_rows);
     // Segments [first, end) of a tile. partials null: all of its segments, result to `out`; else
-    // one partial a segment.
+    // partials [segments][num_heads].
     void (*attend)(const AttentionCall &call, const RowTile &tile, int64_t first, int64_t end,
                    float *partials, float *scratch);
     void (*merge)(const AttentionCall &call, const RowTile &tile, float *partials, int64_t count);

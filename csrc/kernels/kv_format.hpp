@@ -7,6 +7,7 @@ namespace pagemill {
 
 constexpr int kGroupTokens = 16;  // tokens that a number format codes together
 constexpr int kPlaneChannels = 64;  // channels of V that share a scale where V has 4 bits
+constexpr int kMaxHeadDim = 512;
 
 enum class KvFormat : int { kFp32, kBf16, kI8, kF8, kK8v4, kI4c };
 

@@ -2,14 +2,12 @@
 //
 // A row is prepared first - the center taken off a key, K or V rotated where the format says so -
 // and then coded from its own values alone: equal rows give equal bytes in any company.
+#include "kernels/codes4.hpp"
 #include "kernels/entry_points.hpp"
 #include "kernels/kv_lines.hpp"
-#include "kernels/numbers.hpp"
 
 namespace pagemill::PAGEMILL_ISA {
 namespace {
-
-constexpr int kMaxHeadDim = 512;
 
 // A key minus its center, or a value, rotated where asked.
 void prepare(const float *row, const float *center, bool rotates, int64_t dim, float *out) {
@@ -62,22 +60,12 @@ Vec divided(const float *x, float scale) {
     return scale > 0 ? load(x) / broadcast(scale) : Vec{};
 }
 
-Vec clamped(Vec x, float low, float high) {
-    x = x > broadcast(high) ? broadcast(high) : x;
-    return x < broadcast(low) ? broadcast(low) : x;
-}
-
-// To the nearest integer, ties to even; |x| < 2^22.
-Vec rounded(Vec x) { return (x + broadcast(12582912.0f)) - broadcast(12582912.0f); }
-
 // Codes of 8 bits, as numbers from -127 to 127.
 void code_row(const float *x, float scale, int64_t dim, float *codes) {
     for (int64_t i = 0; i < dim; i += kLanes) {
         store(codes + i, rounded(clamped(divided(x + i, scale), -127.0f, 127.0f)));
     }
 }
-
-void put_f16(uint8_t *meta, int place, uint16_t half) { std::memcpy(meta + 2 * place, &half, 2); }
 
 // K bytes [D / 4][16 tokens][4 channels], V bytes [D / 16][4 quads][16 channels][4 tokens].
 template <typename Fn>
@@ -122,83 +110,6 @@ void put_f8(uint8_t *meta, uint8_t *keys, uint8_t *values, int lane, const float
         auto byte_of = [&](int64_t c) { return to_e4m3(codes[c]); };
         if (which == 0) scatter_key(keys, lane, dim, byte_of);
         if (which == 1) scatter_value(values, lane, dim, byte_of);
-    }
-}
-
-// ---------------------------------------------------------------- 4 bits
-
-struct Range {
-    float low, high;
-    bool is_finite;
-};
-
-Range range_of(const float *x, int64_t count) {
-    Vec low = load(x), high = low, rest{};
-    for (int64_t i = 0; i < count; i += kLanes) {
-        const Vec value = load(x + i);
-        low = value < low ? value : low;
-        high = larger(high, value);
-        rest += value - value;
-    }
-    return {-largest(-low), largest(high), sum(rest) == 0.0f};
-}
-
-float within_f16(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
-
-// V of one token in planes of 64 channels: line p of `meta` holds 16 scales and 16 minima.
-void put_value4(uint8_t *meta, uint8_t *values, int lane, const float *v, int64_t dim) {
-    float codes[kMaxHeadDim];
-    for (int64_t first = 0; first < dim; first += kPlaneChannels, meta += 64) {
-        const int64_t count = smaller(int64_t{kPlaneChannels}, dim - first);
-        const Range range = range_of(v + first, count);
-        uint16_t low = to_f16(within_f16(range.low + 0.0f)), scale = 0x7e00;
-        if (range.is_finite) {
-            const float step = (range.high - from_f16(low)) / 15.0f + 0.0f;
-            scale = to_f16(step < 0.0f ? 0.0f : within_f16(step));
-        } else {
-            low = 0;
-        }
-        put_f16(meta, lane, scale);
-        put_f16(meta, 16 + lane, low);
-        for (int64_t i = 0; i < count; i += kLanes) {
-            float offset[kLanes];
-            store(offset, load(v + first + i) - broadcast(from_f16(low)));
-            store(codes + first + i, rounded(clamped(divided(offset, from_f16(scale)), 0, 15)));
-        }
-    }
-    const int line = lane / 4 % 2, shift = lane / 8 * 4;
-    values += line * 64 + lane % 4;
-    for (int64_t c = 0; c < dim; ++c) {
-        uint8_t &byte = values[c / 16 * 128 + c % 16 * 4];
-        byte = static_cast<uint8_t>((byte & (0xf0 >> shift)) |
-                                    static_cast<int>(codes[c]) << shift);
-    }
-}
-
-// K of a whole group, from rows [16][dim]: a scale and a minimum for each channel.
-void put_keys4(uint8_t *meta, uint8_t *keys, const float *rows, int64_t dim) {
-    std::memset(keys, 0, static_cast<size_t>(8 * dim));
-    std::memset(meta, 0, static_cast<size_t>(i4c_key_meta(dim)));
-    for (int64_t c = 0; c < dim; ++c) {
-        float column[kGroupTokens], codes[kGroupTokens];
-        for (int t = 0; t < kGroupTokens; ++t) column[t] = rows[t * dim + c];
-        const Range range = range_of(column, kGroupTokens);
-        uint16_t low = to_f16(within_f16(range.low + 0.0f));
-        const float spread = (range.high - from_f16(low)) / 15.0f;
-        meta[c] = scale_byte(range.is_finite && spread > 0 ? spread : 0.0f);
-        if (!range.is_finite) low = 0x7e00;
-        put_f16(meta + dim, static_cast<int>(c), low);
-        const Vec scale = scale_of_bytes(BitVec{} + uint32_t{meta[c]});
-        for (int t = 0; t < kGroupTokens; t += kLanes) {
-            const Vec offset = load(column + t) - broadcast(from_f16(low));
-            const Vec code = rounded(clamped(offset / scale, 0, 15));
-            store(codes + t, range.is_finite ? code : Vec{});
-        }
-        uint8_t *bytes = keys + c / 8 * 64 + c % 4;
-        const int shift = c / 4 % 2 * 4;
-        for (int t = 0; t < kGroupTokens; ++t) {
-            bytes[t * 4] = static_cast<uint8_t>(bytes[t * 4] | static_cast<int>(codes[t]) << shift);
-        }
     }
 }
 

@@ -140,6 +140,19 @@ static inline float largest(Vec v) {
     return reduce(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
+// Is a value above the limit? (NaN is not.)
+static inline bool any_above(Vec v, float limit) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask(v, broadcast(limit), _CMP_GT_OQ) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps(_mm256_cmp_ps(v, broadcast(limit), _CMP_GT_OQ)) != 0;
+#else
+    bool found = false;
+    for (int i = 0; i < kLanes; ++i) found |= v[i] > limit;
+    return found;
+#endif
+}
+
 static inline Row load_row(const float *p) {
     Row row;
     for (int i = 0; i < kParts; ++i) row.part[i] = load(p + i * kLanes);
