@@ -77,8 +77,9 @@ void check_products(const Case &packed, int64_t num_tokens) {
     const int64_t k = packed.weights.k, n = packed.weights.num_rows;
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
-    std::vector<float> x(size_t(num_tokens * k)), out(size_t(num_tokens * n)), alone(size_t(n));
+    std::vector<float> x(size_t(num_tokens * k)), out(size_t(num_tokens * n)), alone;
     for (float &value : x) value = normal(random);
+    alone.resize(size_t(n));
     linear_packed(x.data(), num_tokens, packed.weights, out.data(), n);
     for (int64_t t = 0; t < num_tokens; ++t) {
         for (int64_t row = 0; row < n; ++row) {
