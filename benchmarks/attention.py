@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -219,12 +220,8 @@ def measure_prefill(parsed: argparse.Namespace, figures: dict[str, Any]) -> None
         theirs = q.bfloat16().transpose(0, 1)[None].contiguous()
         mask = torch.ones(count, total, dtype=torch.bool).tril(start)
         works: dict[str, Callable[[], object]] = {
-            "sdpa": lambda: scaled_dot_product_attention(
-                theirs,
-                k,
-                v,
-                attn_mask=mask,
-                enable_gqa=True,
+            "sdpa": partial(
+                scaled_dot_product_attention, theirs, k, v, attn_mask=mask, enable_gqa=True
             )
         }
         for kv_format in ("bf16", "i8", "k8v4"):
