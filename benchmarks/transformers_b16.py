@@ -28,13 +28,14 @@ def prompts(rng: random.Random, length: int) -> list[list[int]]:
 class Ours:
     """The server, all prompts in one request; one token first, then the rest."""
 
-    def __init__(self, model: str) -> None:
-        self._server = Server(model, "--num-blocks", "4000")
+    def __init__(self, model: str, *flags: str) -> None:
+        self._server = Server(model, "--num-blocks", "4000", *flags)
         self._http = httpx.Client(base_url=self._server.url, timeout=600)
         self.choices = self._server.lines[:-1]
-        self._call(prompts(random.Random(0), 32), 4)  # warm up
+        self.call(prompts(random.Random(0), 32), 4)  # warm up
 
-    def _call(self, ids: list[list[int]], max_tokens: int) -> float:
+    def call(self, ids: list[list[int]], max_tokens: int) -> float:
+        """Seconds of one request with all prompts."""
         body = {"prompt": ids, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         start = time.perf_counter()
         answer = self._http.post("/v1/completions", json=body).json()
@@ -44,8 +45,8 @@ class Ours:
 
     def measure(self, rng: random.Random, length: int, new: int) -> tuple[float, float]:
         """(decode tokens/s, seconds of the whole call)."""
-        first = self._call(prompts(rng, length), 1)
-        whole = self._call(prompts(rng, length), 1 + new)
+        first = self.call(prompts(rng, length), 1)
+        whole = self.call(prompts(rng, length), 1 + new)
         return BATCH * new / (whole - first), whole
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ namespace nb = nanobind;
 void bind_gguf(nb::module_ &m);
 void bind_kv(nb::module_ &m);
 void bind_ops(nb::module_ &m);
+void bind_packed(nb::module_ &m);
 
 void bind_kernels(nb::module_ &m) {
     m.def("num_threads", &pagemill::num_threads);
@@ -17,4 +18,5 @@ void bind_kernels(nb::module_ &m) {
     bind_gguf(m);
     bind_kv(m);
     bind_ops(m);
+    bind_packed(m);
 }

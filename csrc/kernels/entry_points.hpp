@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/kernel_table.hpp"
+#include "kernels/linear_packed.hpp"
 
 namespace pagemill::PAGEMILL_ISA {
 
@@ -26,6 +27,12 @@ int64_t linear_pack_floats(int64_t num_tokens, int64_t k);
 void linear_pack(const float *x, int64_t x_stride, int64_t num_tokens, int64_t k, float *packed);
 void linear_bf16(const float *packed, int64_t num_tokens, const uint16_t *w, int64_t k, float *out,
                  int64_t out_stride, int64_t begin, int64_t end);
+void pack_tokens(const float *x, int64_t x_stride, int64_t num_tokens, int64_t k, bool has_nibbles,
+                 TokenBlock *blocks, int64_t begin, int64_t end);
+int64_t packed_scratch_floats(int64_t k);
+void linear_packed(const PackedCall &call, int64_t begin, int64_t end, float *scratch);
+void unpack_to_bf16(const PackedWeights &weights, int64_t begin, int64_t end, uint16_t *out);
+void unpack_to_float(const PackedWeights &weights, int64_t begin, int64_t end, float *out);
 void widen_bf16(const uint16_t *in, float *out, int64_t count);
 
 }  // namespace pagemill::PAGEMILL_ISA

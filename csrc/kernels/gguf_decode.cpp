@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/gguf_blocks.hpp"
 #include "thread_pool.hpp"
 
 // The results equal the reference decoder's bit for bit, which rounds after every product.
@@ -14,26 +15,6 @@
 
 namespace pagemill {
 namespace {
-
-float bits_to_float(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-uint32_t load_u16(const uint8_t *p) { return p[0] | (uint32_t{p[1]} << 8); }
-
-uint32_t load_u32(const uint8_t *p) { return load_u16(p) | (load_u16(p + 2) << 16); }
-
-float half_to_float(uint32_t half) {
-    uint32_t sign = (half & 0x8000u) << 16, exponent = (half >> 10) & 31, mantissa = half & 1023;
-    if (exponent == 31) return bits_to_float(sign | 0x7f800000u | (mantissa << 13));
-    if (exponent) return bits_to_float(sign | ((exponent + 112) << 23) | (mantissa << 13));
-    float magnitude = static_cast<float>(mantissa) * 0x1p-24f;  // subnormal: exact
-    return sign ? -magnitude : magnitude;
-}
-
-float load_half(const uint8_t *p) { return half_to_float(load_u16(p)); }
 
 void decode_f32(const uint8_t *data, int64_t count, float *out) {
     std::memcpy(out, data, static_cast<size_t>(count) * 4);
@@ -74,8 +55,6 @@ void decode_q4_1(const uint8_t *block, float *out) {
     }
 }
 
-int fifth_bit(uint32_t high, int i) { return static_cast<int>((high >> i) & 1) << 4; }
-
 // d, 32 fifth bits, nibbles
 void decode_q5_0(const uint8_t *block, float *out) {
     float d = load_half(block);
@@ -95,18 +74,6 @@ void decode_q5_1(const uint8_t *block, float *out) {
     for (int i = 0; i < 16; ++i) {
         out[i] = d * static_cast<float>((q[i] & 15) | fifth_bit(high, i)) + least;
         out[i + 16] = d * static_cast<float>((q[i] >> 4) | fifth_bit(high, i + 16)) + least;
-    }
-}
-
-// Twelve bytes hold eight 6-bit scales and eight 6-bit minima: the first four of each in the low
-// six bits of bytes 0-3 and 4-7; the rest as a nibble of bytes 8-11 under the top two bits of
-// those.
-void unpack_scales(const uint8_t *packed, uint8_t *scales, uint8_t *minima) {
-    for (int i = 0; i < 4; ++i) {
-        scales[i] = packed[i] & 63;
-        minima[i] = packed[i + 4] & 63;
-        scales[i + 4] = static_cast<uint8_t>((packed[i + 8] & 15) | ((packed[i] >> 6) << 4));
-        minima[i + 4] = static_cast<uint8_t>((packed[i + 8] >> 4) | ((packed[i + 4] >> 6) << 4));
     }
 }
 

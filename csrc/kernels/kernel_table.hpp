@@ -7,6 +7,10 @@
 
 namespace pagemill {
 
+struct TokenBlock;
+struct PackedCall;
+struct PackedWeights;
+
 constexpr int kStepTokens = 64;   // tokens of one softmax step
 constexpr int kStepGroups = kStepTokens / kGroupTokens;
 constexpr int kSegmentTokens = 512;  // tokens of one partial softmax; splits fall on its borders
@@ -130,6 +134,15 @@ struct KernelTable {
                         float *packed);
     void (*linear_bf16)(const float *packed, int64_t num_tokens, const uint16_t *w, int64_t k,
                         float *out, int64_t out_stride, int64_t begin, int64_t end);
+    // x to integers, tiles [begin, end) of 16 tokens; then strips [begin, end) of packed weights.
+    void (*pack_tokens)(const float *x, int64_t x_stride, int64_t num_tokens, int64_t k,
+                        bool has_nibbles, TokenBlock *blocks, int64_t begin, int64_t end);
+    int64_t (*packed_scratch_floats)(int64_t k);
+    void (*linear_packed)(const PackedCall &call, int64_t begin, int64_t end, float *scratch);
+    // Strips [begin, end) as rows of wide numbers, `out` at the first.
+    void (*unpack_to_bf16)(const PackedWeights &weights, int64_t begin, int64_t end,
+                           uint16_t *out);
+    void (*unpack_to_float)(const PackedWeights &weights, int64_t begin, int64_t end, float *out);
     void (*widen_bf16)(const uint16_t *in, float *out, int64_t count);
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/linear_packed.hpp"
 #include "kernels/raw_groups.hpp"
 #include "kernels/scratch.hpp"
 #include "thread_pool.hpp"
@@ -93,6 +94,59 @@ void linear_bf16(const float *x, int64_t x_stride, int64_t num_tokens, const uin
     in_pieces(num_rows, piece, [&](int64_t begin, int64_t end) {
         kernels().linear_bf16(packed, num_tokens, w, k, out, num_rows, begin, end);
     });
+}
+
+namespace {
+
+constexpr int64_t kCompanyTokens = 64;  // that pass over a strip while it lies in the first cache
+
+void linear_packed_some(const float *x, int64_t num_tokens, const PackedWeights &weights,
+                        float *out, int64_t out_stride) {
+    const int64_t k = weights.k, num_blocks = num_token_blocks(num_tokens, k);
+    const auto floats = num_blocks * static_cast<int64_t>(sizeof(TokenBlock) / sizeof(float));
+    auto *blocks = reinterpret_cast<TokenBlock *>(caller_scratch(floats));
+    const int64_t num_tiles = (num_tokens + kTokensOfBlock - 1) / kTokensOfBlock;
+    in_pieces(num_tiles, 2, [&](int64_t begin, int64_t end) {
+        kernels().pack_tokens(x, k, num_tokens, k, weights.form->has_nibbles, blocks, begin, end);
+    });
+    const PackedCall call{weights, blocks, num_tokens, out, out_stride};
+    const int64_t count = num_strips(weights.num_rows), pieces = 4 * num_threads();
+    in_pieces(count, std::clamp<int64_t>((count + pieces - 1) / pieces, 1, 64),
+              [&](int64_t begin, int64_t end) {
+                  float *scratch = thread_scratch(kernels().packed_scratch_floats(k));
+                  kernels().linear_packed(call, begin, end, scratch);
+              });
+}
+
+}  // namespace
+
+void linear_packed(const float *x, int64_t num_tokens, const PackedWeights &weights, float *out,
+                   int64_t out_stride) {
+    for (int64_t t = 0; t < num_tokens; t += kCompanyTokens) {
+        linear_packed_some(x + t * weights.k, std::min(kCompanyTokens, num_tokens - t), weights,
+                           out + t * out_stride, out_stride);
+    }
+}
+
+namespace {
+
+template <class Out, class Fn>
+void unpack_some(PackedWeights weights, int64_t first, int64_t end, Out *out, const Fn &unpack) {
+    weights.num_rows = end;
+    const int64_t strip = first / kStripRows, count = num_strips(end) - strip;
+    in_pieces(count, 8, [&](int64_t from, int64_t to) {
+        unpack(weights, strip + from, strip + to, out + from * kStripRows * weights.k);
+    });
+}
+
+}  // namespace
+
+void unpack_packed(const PackedWeights &weights, int64_t first, int64_t end, uint16_t *out) {
+    unpack_some(weights, first, end, out, kernels().unpack_to_bf16);
+}
+
+void unpack_packed(const PackedWeights &weights, int64_t first, int64_t end, float *out) {
+    unpack_some(weights, first, end, out, kernels().unpack_to_float);
 }
 
 void widen_bf16(const uint16_t *in, float *out, int64_t count) {

@@ -23,6 +23,11 @@ const KernelTable &table() {
         linear_pack_floats,
         linear_pack,
         linear_bf16,
+        pack_tokens,
+        packed_scratch_floats,
+        linear_packed,
+        unpack_to_bf16,
+        unpack_to_float,
         widen_bf16,
     };
     return entries;

@@ -109,6 +109,7 @@ def test_every_flag_is_also_a_setting_of_a_file(tmp_path: Path) -> None:
         "device": "auto",
         "prefix-index": "off", "scheduling-policy": "priority", "host": "::1", "port": 1,
         "metrics-prefix": "vllm", "eviction": "arc", "kv-format-force": "on",
+        "weight-format": "packed",
         "tenant-quota": 0.5, "fair-share": "on", "drain-timeout": 2.5, "kv-memory": "1GiB",
         "kv-cache-memory-bytes": 4096, "enable-prefix-caching": True,
         "kv-events-endpoint": "tcp://*:7", "kv-events-config": EVENTS,

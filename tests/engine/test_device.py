@@ -8,9 +8,15 @@ from pagemill.core.config import EngineConfig
 from pagemill.core.errors import ConfigError, MissingExtraError
 from pagemill.core.layers import CacheConfig, LayerGroup
 from pagemill.engine import build, device
-from pagemill.engine.device import GPU_MEMORY_SHARE, choose_kernels, move_weights
+from pagemill.engine.device import (
+    GPU_MEMORY_SHARE,
+    can_stay_packed,
+    choose_kernels,
+    move_weights,
+)
 from pagemill.kernels.device import CpuKernels
 from pagemill.kernels.kv_storage import KVStorage
+from pagemill.models.placement import weights_on
 from pagemill.models.weights import Weights
 
 
@@ -92,14 +98,32 @@ def test_the_pool_is_a_part_of_the_gpus_free_memory(a_gpu: None) -> None:
     assert build._kv_bytes(config, CpuKernels()) > 0
 
 
+def test_packed_weights_are_the_cpus(a_gpu: None) -> None:
+    class Others:
+        device = torch.device("cuda")
+
+    assert can_stay_packed("packed", CpuKernels())
+    assert not can_stay_packed("auto", Others())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="only the CPU multiplies packed weights"):
+        can_stay_packed("packed", Others())  # type: ignore[arg-type]
+
+
 def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise torch.cuda.OutOfMemoryError("no memory")
 
     weights = Weights(*(torch.zeros(1),) * 3, layers=[])
-    monkeypatch.setattr(Weights, "to", refuse)
+    monkeypatch.setattr(device, "weights_on", refuse)
     with pytest.raises(ConfigError, match=r"do not fit .* or --device cpu"):
         move_weights(weights, CpuKernels())
+
+
+def test_a_tied_output_stays_tied() -> None:
+    table, meta = torch.zeros(4, 2), torch.device("meta")
+    tied = weights_on(Weights(table, torch.zeros(2), table[:4], []), meta)
+    assert tied.output is tied.embedding and tied.final_norm.device == meta
+    apart = weights_on(Weights(table, torch.zeros(2), torch.zeros(4, 2), []), meta)
+    assert apart.output is not apart.embedding and apart.output.device == meta
 
 
 def test_the_cpus_kernels_keep_their_storage() -> None:

@@ -39,7 +39,7 @@ GEMMA_NAMES = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 TOP_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
-K_SCALES = {Kind.Q4_K: (0, 2), Kind.Q6_K: (208,)}
+K_SCALES = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
 """Where the half-precision scales of a block lie."""
 
 
@@ -60,7 +60,7 @@ def coded(weight: Array, kind: Kind) -> Array:
     values, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     num_blocks = weight.shape[1] // values
     blocks = rng.integers(0, 256, (weight.shape[0] * num_blocks, num_bytes), dtype=np.uint8)
-    spread = weight.std() / {Kind.Q4_K: 250.0, Kind.Q6_K: 1400.0}[kind]
+    spread = weight.std() / {Kind.Q4_K: 250.0, Kind.Q5_K: 500.0, Kind.Q6_K: 1400.0}[kind]
     for offset in K_SCALES[kind]:
         scales = (spread * (1 + rng.random(len(blocks)))).astype(np.float16)
         blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)

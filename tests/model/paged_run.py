@@ -19,6 +19,7 @@ from pagemill.kernels.kv_storage import KVStorage
 from pagemill.models.config import ModelConfig
 from pagemill.models.decoder import Decoder, TokenBatch
 from pagemill.models.loader import Model
+from pagemill.models.placement import weights_on
 from pagemill.runtime.cost import CostModel
 from pagemill.runtime.model_runner import ModelRunner
 from pagemill.sched.scheduler import Scheduler
@@ -72,7 +73,7 @@ def run_paged(
         config.head_dim,
         num_tails=cache_config.num_tails,
     )
-    decoder = _Recorder(config, model.weights.to(kernels.device), num_tokens, kernels)
+    decoder = _Recorder(config, weights_on(model.weights, kernels.device), num_tokens, kernels)
     decoder.hidden = []
     weights = model.weights
     cost = CostModel(

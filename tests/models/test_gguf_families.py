@@ -49,3 +49,27 @@ def test_logits_and_greedy_tokens_equal_transformers(
     assert expected.std(dim=1).mean() > 0.5, "the reference's logits are nearly alike"
     worst = assert_same_as(expected, run, 70)
     print(f"{case} {kind.name}: largest logit difference {worst:.2e}")
+
+
+PACKED_CASES = [case for case in CASES if case[1] not in (Kind.F16, Kind.BF16, Kind.F32)]
+
+
+@pytest.mark.parametrize(("case", "kind", "changes"), PACKED_CASES, ids=lambda v: str(v)[:20])
+def test_packed_weights_answer_like_float32(
+    tmp_path: Path, case: str, kind: Kind, changes: dict[str, Any]
+) -> None:
+    """Pairs of rows are put into halves before they are packed, and parts of types stay parts."""
+    reference = random_model(case, **changes)
+    mixed = Kind.Q6_K if changes.get("hidden_size") == 256 else Kind.Q8_0
+    path = write_gguf(
+        reference, tmp_path / "model.gguf", lambda name: mixed if "attn_v" in name else kind
+    )
+    model = load_model(path, torch.bfloat16, stays_packed=True)
+    assert model.weights.num_packed_bytes() == model.weights.num_bytes()
+    assert model.weights.num_matrix_parameters() == sum(
+        p.numel() for name, p in reference.named_parameters() if ".layers." in name and p.ndim == 2
+    )
+    run = run_paged(model, random_prompt(40), 4, chunk_tokens=17)
+    expected = reference_logits(reference, run.token_ids).log_softmax(-1)
+    kl = (expected.exp() * (expected - run.logits.log_softmax(-1))).sum(-1)
+    assert 0 <= kl.mean() < 1e-4

@@ -13,6 +13,7 @@ import transformers
 from model.checkpoints import reference_logits
 from model.gguf_reference import load_reference
 from model.paged_run import PagedRun, assert_same_as, run_paged
+from pagemill.kernels.packed import PackedMatrix
 from pagemill.models.loader import Model, load_model
 
 PROSE = Path(__file__).parents[1] / "data" / "news_from_nowhere.txt"
@@ -99,6 +100,26 @@ def test_bfloat16_weights_and_kv_stay_close(smollm2: Path, prose_run: PagedRun) 
         kl = (expected.exp() * (expected - found)).sum(dim=-1)
         print(f"bfloat16, chunks of {chunk_tokens}: mean KL {kl.mean():.2e}, most {kl.max():.2e}")
         assert 0 < kl.mean() < 0.01
+
+
+def test_packed_weights_stay_closer_than_bfloat16_ones(smollm2: Path, prose_run: PagedRun) -> None:
+    packed = load_model(smollm2, torch.bfloat16, stays_packed=True)
+    weights = packed.weights
+    assert weights.num_packed_bytes() == weights.num_bytes() < 97 * 2**20
+    assert isinstance(weights.embedding, PackedMatrix)
+    assert isinstance(weights.output, PackedMatrix)
+    assert weights.output.parts[0].packed is weights.embedding.parts[0].packed, "tied: no copy"
+    prompt = prose_run.token_ids[:96]
+    expected = torch.log_softmax(prose_run.logits[:96], dim=-1)
+    runs = [run_paged(packed, prompt, 1, chunk_tokens=chunk) for chunk in (16, 64)]
+    kl = (expected.exp() * (expected - torch.log_softmax(runs[0].logits, dim=-1))).sum(dim=-1)
+    print(f"packed: mean KL {kl.mean():.2e}, most {kl.max():.2e}")
+    assert 0 < kl.mean() < 5e-5
+    assert torch.equal(runs[0].logits, runs[1].logits), "a token's company changed its logits"
+    many = run_paged(packed, prose_run.token_ids[:256], 1, chunk_tokens=256)
+    expected = torch.log_softmax(prose_run.logits[:256], dim=-1)
+    kl = (expected.exp() * (expected - torch.log_softmax(many.logits, dim=-1))).sum(dim=-1)
+    assert 0 < kl.mean() < 2e-3
 
 
 @pytest.mark.parametrize("text", TEXTS)

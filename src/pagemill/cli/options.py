@@ -14,6 +14,7 @@ from pagemill.core.config import (
     DTYPES,
     KV_FORMATS,
     POLICIES,
+    WEIGHT_FORMATS,
     EngineConfig,
     ServerConfig,
 )
@@ -57,6 +58,13 @@ ENGINE_OPTIONS = (
         str,
         "type of the weights; auto: what is fastest here",
         _one_of(DTYPES),
+    ),
+    Option(
+        "weight_format",
+        ("--weight-format",),
+        str,
+        "packed: weights stay as a GGUF file has them; auto: so where they can (auto)",
+        _one_of(WEIGHT_FORMATS),
     ),
     Option(
         "kv_format",

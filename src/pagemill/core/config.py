@@ -9,6 +9,7 @@ from pagemill.core.retention import MAX_BAND
 from pagemill.core.units import MAX_BYTES
 
 DTYPES = ("auto", "float32", "bfloat16")
+WEIGHT_FORMATS = ("auto", "packed", "bf16")
 KV_FORMATS = ("auto", "fp32", "bf16", "i8", "f8", "k8v4", "i4c")
 DEVICES = ("cpu", "cuda", "auto")
 POLICIES = ("fcfs", "priority")
@@ -40,6 +41,9 @@ class EngineConfig:
     device: str = "cpu"
     """auto: cuda where there is a device and Triton, else cpu."""
     dtype: str = "auto"
+    weight_format: str = "auto"
+    """packed: matrices stay as a GGUF file has them; auto: so where they can and dtype is bfloat16.
+    """
     kv_format: str = "auto"
     kv_skip_layers: tuple[str, ...] = ()
     """Layers that stay in bf16: numbers, ranges as 0-2, or ``window``."""
@@ -66,6 +70,12 @@ class EngineConfig:
             raise ConfigError("name a model: a folder, a GGUF file, or a short name (smollm2-135m)")
         _choose("device", self.device, DEVICES)
         _choose("dtype", self.dtype, DTYPES)
+        _choose("weight_format", self.weight_format, WEIGHT_FORMATS)
+        if self.dtype == "float32" and self.weight_format != "auto":
+            raise ConfigError(
+                f"weight_format {self.weight_format} and dtype float32 exclude each other: float32"
+                " computes with what the file decodes to; leave one of them out"
+            )
         _choose("kv_format", self.kv_format, KV_FORMATS)
         _choose("kv_format_force", self.kv_format_force, ("on", "off"))
         _choose("prefix_index", self.prefix_index, PREFIX_INDEXES)

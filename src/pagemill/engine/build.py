@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -15,7 +16,13 @@ from pagemill.core.events import CacheEvent
 from pagemill.core.layers import CacheConfig
 from pagemill.core.request import Request
 from pagemill.core.units import ceil_div, format_bytes
-from pagemill.engine.device import GPU_MEMORY_SHARE, choose_kernels, free_gpu_bytes, move_weights
+from pagemill.engine.device import (
+    GPU_MEMORY_SHARE,
+    can_stay_packed,
+    choose_kernels,
+    free_gpu_bytes,
+    move_weights,
+)
 from pagemill.engine.engine import Engine
 from pagemill.engine.kv_choice import (
     block_bytes,
@@ -103,7 +110,8 @@ def _build(
     kernels = choose_kernels(config.device)
     dtype = _dtype(config.dtype)
     path = find_model(config.model)
-    model = load_model(path, dtype, template_file=config.chat_template, progress=progress)
+    model = _load(config, path, dtype, kernels, progress)
+    weight_format = describe_weights(config, model, dtype)
     max_len = _max_model_len(config, model.config)
     centers = key_centers(model.config, model.weights)
     model = replace(model, weights=move_weights(model.weights, kernels))
@@ -124,7 +132,8 @@ def _build(
         centers=centers,
         num_tails=cache_config.num_tails,
     )
-    name = fingerprint(path, str(dtype), describe_kv(formats, centers, config.block_size))
+    kind = f"{dtype}, packed" if model.weights.num_packed_bytes() else str(dtype)
+    name = fingerprint(path, kind, describe_kv(formats, centers, config.block_size))
     key = server_key(config.cache_key_file)
     cache = CacheManager(cache_config, server_key=key, fingerprint=name, on_event=on_event)
     engine = Engine(
@@ -137,7 +146,7 @@ def _build(
         on_step=on_step,
         on_finish=on_finish,
     )
-    choices = _choices(config, dtype, name_formats(formats), cache_config, storage, max_len)
+    choices = _choices(config, weight_format, name_formats(formats), cache_config, storage, max_len)
     if config.max_model_len is None and max_len < model.config.max_positions:
         declared = model.config.max_positions
         line = f"the model declares {declared} tokens: --max-model-len asks for more than {max_len}"
@@ -146,6 +155,23 @@ def _build(
         choices = (*choices, f"on {torch.cuda.get_device_name(kernels.device)}")
     choices = (*warnings, *choices, tokens_per_gib(model.config, config.block_size))
     return BuiltEngine(engine, model, cache_config, name_formats(formats), max_len, choices)
+
+
+def _load(
+    config: EngineConfig,
+    path: Path,
+    dtype: torch.dtype,
+    kernels: Kernels,
+    progress: Progress | None,
+) -> Model:
+    wants_packed = dtype == torch.bfloat16 and config.weight_format != "bf16"
+    return load_model(
+        path,
+        dtype,
+        template_file=config.chat_template,
+        progress=progress,
+        stays_packed=can_stay_packed(config.weight_format, kernels) and wants_packed,
+    )
 
 
 def _runner(
@@ -174,6 +200,21 @@ def _dtype(name: str) -> torch.dtype:
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
     return torch.bfloat16  # half the bytes of a decode step
+
+
+def describe_weights(config: EngineConfig, model: Model, dtype: torch.dtype) -> str:
+    """``packed (83 MiB a step)``, ``bfloat16 (...)``, or both with their shares."""
+    total, packed = model.weights.num_bytes(), model.weights.num_packed_bytes()
+    name = str(dtype).removeprefix("torch.")
+    if config.weight_format == "packed" and not packed:
+        raise ConfigError(
+            f"weight_format packed: {model.path} has no weights of a type that can stay packed"
+            " (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K in a GGUF file); leave it out"
+        )
+    if packed and packed < total:
+        name = f"packed ({format_bytes(packed)}) and {name} ({format_bytes(total - packed)})"
+        return f"{name} a step"
+    return f"{'packed' if packed else name} ({format_bytes(total)} a step)"
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -274,15 +315,13 @@ def _container_bytes() -> int | None:
 
 def _choices(
     config: EngineConfig,
-    dtype: torch.dtype,
+    weight_format: str,
     kv_format: str,
     cache: CacheConfig,
     storage: KVStorage,
     max_len: int,
 ) -> tuple[str, ...]:
-    lines = [
-        f"weights {str(dtype).removeprefix('torch.')}, KV {kv_format}, context {max_len} tokens"
-    ]
+    lines = [f"weights {weight_format}, KV {kv_format}, context {max_len} tokens"]
     for index, (group, count) in enumerate(zip(cache.groups, cache.num_blocks, strict=True)):
         size = format_bytes(count * storage.block_bytes(index))
         lines.append(

@@ -7,6 +7,7 @@ import torch
 from pagemill.core.errors import ConfigError, MissingExtraError
 from pagemill.core.units import format_bytes
 from pagemill.kernels.device import CpuKernels, Kernels
+from pagemill.models.placement import weights_on
 from pagemill.models.weights import Weights
 
 MIN_CAPABILITY = (8, 0)
@@ -60,10 +61,22 @@ def _what_is_missing() -> str | None:
     return None
 
 
+def can_stay_packed(weight_format: str, kernels: Kernels) -> bool:
+    """Whether the kernels multiply packed weights; ConfigError where they do not and must."""
+    if isinstance(kernels, CpuKernels):
+        return True
+    if weight_format == "packed":
+        raise ConfigError(
+            "weight_format packed: only the CPU multiplies packed weights; leave it out, or take"
+            " --device cpu"
+        )
+    return False
+
+
 def move_weights(weights: Weights, kernels: Kernels) -> Weights:
     """The weights where the kernels compute. ConfigError where they do not fit."""
     try:
-        return weights.to(kernels.device)
+        return weights_on(weights, kernels.device)
     except torch.cuda.OutOfMemoryError as error:
         raise ConfigError(
             f"the weights ({format_bytes(weights.num_bytes())} a step) do not fit into the GPU's"

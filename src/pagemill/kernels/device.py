@@ -10,6 +10,7 @@ from pagemill.kernels import attention_cpu, fused
 from pagemill.kernels import linear as products
 from pagemill.kernels.batch import AttentionBatch
 from pagemill.kernels.kv_storage import KVStorage
+from pagemill.kernels.linear import Matrix
 
 
 class Kernels(Protocol):
@@ -38,7 +39,7 @@ class Kernels(Protocol):
         """Return once everything that was started is computed."""
         ...
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor: ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 

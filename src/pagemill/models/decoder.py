@@ -7,11 +7,11 @@ not code. Activations and sums are float32; weights may be bfloat16. Knows no re
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from pagemill.kernels.batch import AttentionBatch
 from pagemill.kernels.device import CpuKernels, Kernels
 from pagemill.kernels.kv_storage import KVStorage
+from pagemill.kernels.linear import embed
 from pagemill.models.config import ModelConfig
 from pagemill.models.rope import cos_sin_table
 from pagemill.models.weights import LayerWeights, Weights
@@ -65,7 +65,7 @@ class Decoder:
         """Final hidden states, normed: float32 [T, N]. Writes the KV of every token."""
         config = self.config
         batch = self._prepare(batch, storage)
-        x = functional.embedding(batch.token_ids, self.weights.embedding).float()
+        x = embed(batch.token_ids, self.weights.embedding)
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
         for index, layer in enumerate(self.weights.layers):

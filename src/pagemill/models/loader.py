@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pagemill.core.errors import ModelError
+from pagemill.kernels.linear import first_rows
 from pagemill.models import config as configs
 from pagemill.models import gguf_tokenizer, tokenizer, weights
 from pagemill.models.config import ModelConfig
@@ -40,13 +41,18 @@ def load_model(
     *,
     template_file: Path | None = None,
     progress: Progress | None = None,
+    stays_packed: bool = False,
 ) -> Model:
-    """Load a folder with safetensors or a GGUF file. Raises ModelError with the way out."""
+    """Load a folder with safetensors or a GGUF file. Raises ModelError with the way out.
+
+    ``stays_packed``: matrices that a GGUF file has quantized stay so where a product for their type
+    exists; the others become ``dtype``.
+    """
     with _threads_that_pay(path):
         if path.is_dir():
             parts = _open_folder(path, dtype, progress)
         else:
-            parts = _open_gguf(path, dtype, progress)
+            parts = _open_gguf(path, dtype, progress, stays_packed)
     config, tokens, loaded, eos = parts
     config = _cut_to_vocabulary(config, tokens.vocab_size, loaded)
     source = tokens.chat_template
@@ -83,21 +89,24 @@ def _threads_that_pay(path: Path) -> Iterator[None]:
 def _cut_to_vocabulary(config: ModelConfig, vocab_size: int, loaded: Weights) -> ModelConfig:
     """Without the rows of embedding and head that pad them beyond the tokenizer's last id: no
     token stands for them, so none of them may be sampled."""
-    loaded.embedding = loaded.embedding[:vocab_size]
-    loaded.output = loaded.output[:vocab_size]
+    loaded.embedding = first_rows(loaded.embedding, vocab_size)
+    loaded.output = first_rows(loaded.output, vocab_size)
     return replace(config, vocab_size=vocab_size)
 
 
 _Parts = tuple[ModelConfig, Tokenizer, Weights, tuple[int, ...]]
 
 
-def _open_gguf(path: Path, dtype: torch.dtype, progress: Progress | None) -> _Parts:
+def _open_gguf(
+    path: Path, dtype: torch.dtype, progress: Progress | None, stays_packed: bool
+) -> _Parts:
     if path.suffix in (".safetensors", ".json", ".bin"):
         raise ModelError(f"{path} is one file of a model folder: name the folder, {path.parent}")
     file = GgufFile(path)
     config = configs.from_gguf(file.metadata, frozenset(file.tensors))
     tokens = gguf_tokenizer.from_gguf(file.metadata)
-    return config, tokens, weights.load_gguf(file, config, dtype, progress), ()
+    loaded = weights.load_gguf(file, config, dtype, progress, stays_packed=stays_packed)
+    return config, tokens, loaded, ()
 
 
 def _open_folder(path: Path, dtype: torch.dtype, progress: Progress | None) -> _Parts:

@@ -10,14 +10,18 @@ multiply with (Gemma's "1 + w" is added here); Q and K rows are stored for rotat
 """
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from pagemill.core.errors import ModelError
+from pagemill.kernels.linear import Matrix, matrix_bytes
+from pagemill.kernels.packed import PackedMatrix, can_pack, pack, row_bytes, stack
 from pagemill.models.config import ModelConfig
 from pagemill.models.gguf import GgufFile
 
@@ -36,11 +40,11 @@ class LayerWeights:
     """The weights of one layer, as listed above."""
 
     attention_norm: torch.Tensor
-    qkv: torch.Tensor
-    attention_output: torch.Tensor
+    qkv: Matrix
+    attention_output: Matrix
     ffn_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Matrix
+    down: Matrix
     qkv_bias: torch.Tensor | None = None
     attention_output_bias: torch.Tensor | None = None
     query_norm: torch.Tensor | None = None
@@ -48,51 +52,47 @@ class LayerWeights:
     post_attention_norm: torch.Tensor | None = None
     post_ffn_norm: torch.Tensor | None = None
 
-    def to(self, device: torch.device) -> "LayerWeights":
-        """The same tensors on a device."""
-        there = {each.name: getattr(self, each.name) for each in fields(self)}
-        moved: dict[str, Any] = {k: x if x is None else x.to(device) for k, x in there.items()}
-        return LayerWeights(**moved)
-
 
 @dataclass(slots=True)
 class Weights:
     """All weights of a decoder. ``rope_factors`` [D / 2] divide the frequencies of full layers."""
 
-    embedding: torch.Tensor
+    embedding: Matrix
     final_norm: torch.Tensor
-    output: torch.Tensor
+    output: Matrix
     layers: list[LayerWeights]
     rope_factors: torch.Tensor | None = None
 
-    def to(self, device: torch.device) -> "Weights":
-        """The same weights on a device; a tied output stays the embedding."""
-        moved = Weights(
-            embedding=self.embedding.to(device),
-            final_norm=self.final_norm.to(device),
-            output=self.output,
-            layers=[layer.to(device) for layer in self.layers],
-            rope_factors=self.rope_factors,
-        )
-        is_tied = self.output.data_ptr() == self.embedding.data_ptr()
-        moved.output = moved.embedding if is_tied else self.output.to(device)
-        return moved
-
     def num_bytes(self) -> int:
         """Bytes that a step must read: all matrices once, the output head included."""
-        total = self.output.numel() * self.output.element_size()
-        for layer in self.layers:
-            for matrix in (layer.qkv, layer.attention_output, layer.gate_up, layer.down):
-                total += matrix.numel() * matrix.element_size()
-        return total
+        return sum(map(matrix_bytes, (self.output, *self._matrices())))
+
+    def num_packed_bytes(self) -> int:
+        """How many of those bytes are of matrices that stayed packed."""
+        matrices = (self.output, *self._matrices())
+        return sum(matrix_bytes(m) for m in matrices if isinstance(m, PackedMatrix))
 
     def num_matrix_parameters(self) -> int:
         """Parameters that each token is multiplied with in the layers, without the output head."""
-        return sum(
-            matrix.numel()
-            for layer in self.layers
-            for matrix in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
-        )
+        return sum(matrix.numel() for matrix in self._matrices())
+
+    def _matrices(self) -> Iterator[Matrix]:
+        for layer in self.layers:
+            yield from (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
+
+
+FetchBlocks = Callable[[str], tuple[str, torch.Tensor] | None]
+"""The GGUF type and the blocks of a tensor, uint8 [rows, bytes]; None where it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of a matrix under a name of the file. ``num_heads``: rows of pairs, to be put into
+    halves; 0: as they are."""
+
+    name: str
+    num_rows: int
+    num_heads: int = 0
 
 
 class _Source:
@@ -103,9 +103,11 @@ class _Source:
         config: ModelConfig,
         fetch: Callable[[str], torch.Tensor | None],
         dtype: torch.dtype,
+        fetch_blocks: FetchBlocks | None = None,
     ) -> None:
         self._config = config
         self._fetch = fetch
+        self._fetch_blocks = fetch_blocks
         self._dtype = dtype
         self._used: set[str] = set()
 
@@ -142,8 +144,31 @@ class _Source:
             )
         return found
 
-    def matrix(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return self.tensor(name, shape).to(self._dtype)
+    def matrix(self, parts: Sequence[_Part], width: int) -> Matrix:
+        """The parts, one under the other: packed where all of them can be, else ``dtype``."""
+        packed = [self._packed(part, width) for part in parts]
+        whole = [matrix for matrix in packed if matrix is not None]
+        if len(whole) == len(parts):
+            return stack(whole)
+        dense = []
+        for part in parts:
+            tensor = self.tensor(part.name, (part.num_rows, width)).to(self._dtype)
+            dense.append(_halves(tensor, part.num_heads) if part.num_heads else tensor)
+        return torch.cat(dense) if len(dense) > 1 else dense[0]
+
+    def _packed(self, part: _Part, width: int) -> PackedMatrix | None:
+        """None where the file has no packed rows of this shape; ``tensor`` then says why."""
+        found = self._fetch_blocks(part.name) if self._fetch_blocks else None
+        if found is None:
+            return None
+        kind, rows = found
+        if not can_pack(kind, width) or tuple(rows.shape) != (
+            part.num_rows,
+            row_bytes(kind, width),
+        ):
+            return None
+        self._used.add(part.name)
+        return pack(kind, _halves(rows, part.num_heads) if part.num_heads else rows, width)
 
     def norm(self, name: str, size: int) -> torch.Tensor:
         return self.tensor(name, (size,)).float() + self._config.norm_offset
@@ -153,16 +178,31 @@ class _Source:
 
 
 def load_gguf(
-    file: GgufFile, config: ModelConfig, dtype: torch.dtype, progress: Progress | None = None
+    file: GgufFile,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    *,
+    stays_packed: bool = False,
 ) -> Weights:
-    """Weights of a GGUF file, decoded to ``dtype``. Raises ModelError."""
+    """Weights of a GGUF file, decoded to ``dtype``, or left packed where that can be. Raises
+    ModelError."""
 
     def fetch(name: str) -> torch.Tensor | None:
         if name not in file.tensors:
             return None
         return torch.from_numpy(file.load(name))
 
-    source = _Source(config, fetch, dtype)
+    def fetch_blocks(name: str) -> tuple[str, torch.Tensor] | None:
+        tensor = file.tensors.get(name)
+        if tensor is None or len(tensor.shape) != 2:
+            return None
+        blocks = np.frombuffer(file.raw(name), np.uint8).reshape(tensor.shape[0], -1)
+        with warnings.catch_warnings():  # the file is mapped to be read, and is only read
+            warnings.simplefilter("ignore", UserWarning)
+            return tensor.type, torch.from_numpy(blocks)
+
+    source = _Source(config, fetch, dtype, fetch_blocks if stays_packed else None)
     names = {
         "attention_norm": "attn_norm.weight",
         "q": "attn_q",
@@ -283,8 +323,9 @@ def _assemble(
     progress: Progress | None,
 ) -> Weights:
     hidden, vocab = config.hidden_size, config.vocab_size
-    embedding = source.matrix(top[0], (vocab, hidden))
-    output = embedding if config.tied_output else source.matrix(top[2], (vocab, hidden))
+    embedding = source.matrix([_Part(top[0], vocab)], hidden)
+    tied = config.tied_output
+    output = embedding if tied else source.matrix([_Part(top[2], vocab)], hidden)
     layers = []
     for i in range(config.num_layers):
         prefix = layer_prefix.format(i)
@@ -301,9 +342,8 @@ def _layer(source: _Source, config: ModelConfig, names: dict[str, str]) -> Layer
     rows = {"q": q_rows, "k": kv_rows, "v": kv_rows}
     heads = {"q": config.num_heads, "k": config.num_kv_heads}
 
-    def part(kind: str) -> torch.Tensor:
-        matrix = source.matrix(f"{names[kind]}.weight", (rows[kind], hidden))
-        return _halves(matrix, heads[kind]) if _swap(kind) else matrix
+    def part(kind: str) -> _Part:
+        return _Part(f"{names[kind]}.weight", rows[kind], heads[kind] if _swap(kind) else 0)
 
     def bias(kind: str) -> torch.Tensor:
         vector = source.vector(f"{names[kind]}.bias", rows[kind])
@@ -312,14 +352,13 @@ def _layer(source: _Source, config: ModelConfig, names: dict[str, str]) -> Layer
     def _swap(kind: str) -> bool:
         return config.interleaved_rope and kind in heads
 
-    gate_up = [source.matrix(names[k], (inner, hidden)) for k in ("gate", "up")]
     return LayerWeights(
         attention_norm=source.norm(names["attention_norm"], hidden),
-        qkv=torch.cat([part(k) for k in "qkv"]),
-        attention_output=source.matrix(f"{names['o']}.weight", (hidden, q_rows)),
+        qkv=source.matrix([part(k) for k in "qkv"], hidden),
+        attention_output=source.matrix([_Part(f"{names['o']}.weight", hidden)], q_rows),
         ffn_norm=source.norm(names["ffn_norm"], hidden),
-        gate_up=torch.cat(gate_up),
-        down=source.matrix(names["down"], (hidden, inner)),
+        gate_up=source.matrix([_Part(names[k], inner) for k in ("gate", "up")], hidden),
+        down=source.matrix([_Part(names["down"], hidden)], inner),
         qkv_bias=torch.cat([bias(k) for k in "qkv"]) if config.qkv_bias else None,
         attention_output_bias=source.vector(f"{names['o']}.bias", hidden)
         if config.output_bias

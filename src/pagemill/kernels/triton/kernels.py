@@ -7,6 +7,7 @@ from torch.nn import functional
 from pagemill.core.layers import CacheConfig
 from pagemill.kernels.batch import AttentionBatch
 from pagemill.kernels.kv_storage import KVStorage
+from pagemill.kernels.linear import Matrix
 from pagemill.kernels.triton.launch import Attention, launch_rope
 from pagemill.kernels.triton.plan import DeviceBatch
 from pagemill.kernels.triton.storage import TritonStorage
@@ -41,8 +42,9 @@ class TritonKernels:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         """float32 [T, N]; with bfloat16 weights x is rounded to bfloat16, the sums stay float32."""
+        assert isinstance(weight, Tensor), "packed weights are the CPU's"
         if weight.dtype != torch.bfloat16:
             return functional.linear(x, weight, bias)
         out = functional.linear(x.bfloat16(), weight).float()
