@@ -70,7 +70,7 @@ struct Case {
         for (size_t i = 0; i < spans.size(); ++i) {
             tail_slots.push_back(int32_t(spans.size() - 1 - i));
             const int32_t zero = 0, row_ends[2] = {0, spans[i].before};
-            SequenceBatch one = {1, row_ends, &zero, block_ids.data(), &indptr[i], {}};
+            SequenceBatch one = {1, row_ends, &zero, block_ids.data(), &indptr[i], {}, {}};
             write_step(one, i, keys[i], values[i]);
             k.insert(k.end(), keys[i].begin() + spans[i].before * width, keys[i].end());
             v.insert(v.end(), values[i].begin() + spans[i].before * width, values[i].end());
@@ -131,7 +131,7 @@ struct Case {
 
     SequenceBatch batch() const {
         return {int64_t(spans.size()), query_start.data(), context_start.data(), block_ids.data(),
-                indptr.data(), {tail_slots.data(), tails.get(), scratch.get()}};
+                indptr.data(), {tail_slots.data(), tails.get(), scratch.get()}, {}};
     }
 
     std::vector<float> run() const {
