@@ -131,7 +131,6 @@ void put_token(KvFormat format, const Place &at, int lane, const float *k, const
             put_key<Fp32Lines>(at.keys, lane, k, dim);
             return put_value<Fp32Lines>(at.values, lane, v, dim);
         case KvFormat::kBf16:
-        case KvFormat::kI4c:  // raw
             put_key<Bf16Lines>(at.keys, lane, k, dim);
             return put_value<Bf16Lines>(at.values, lane, v, dim);
         case KvFormat::kI8:
@@ -142,6 +141,7 @@ void put_token(KvFormat format, const Place &at, int lane, const float *k, const
             put_key8(at.meta, at.keys, lane, k, dim);
             std::memset(at.meta + 32, 0, 32);
             return put_value4(at.meta + 64, at.values, lane, v, dim);
+        case KvFormat::kI4c: return;  // whole groups: write_raw
     }
 }
 
@@ -222,8 +222,9 @@ void write_raw(const KvWrite &write, const RawGroup *groups, int64_t begin, int6
         for (int lane = group.first_lane; lane < group.end_lane; ++lane) {
             for (int head = 0; head < kv.num_kv_heads; ++head) {
                 prepare_token(write, group.first_row + lane - group.first_lane, head, rows);
-                put_token(kv.format, raw_place(kv, group.raw, head), lane, rows,
-                          rows + kv.head_dim, kv.head_dim);
+                const Place at = raw_place(kv, group.raw, head);
+                put_key<Bf16Lines>(at.keys, lane, rows, kv.head_dim);
+                put_value<Bf16Lines>(at.values, lane, rows + kv.head_dim, kv.head_dim);
             }
         }
         if (group.end_lane == kGroupTokens) code_group(kv, group);
