@@ -87,7 +87,9 @@ class KvArena {
 
     // What is taken off every key of a layer: [K heads * D].
     void set_center(int64_t layer, ConstFloats center) {
-        KvView &kv = layers_.at(static_cast<size_t>(layer));
+        require(layer >= 0 && layer < static_cast<int64_t>(layers_.size()),
+                "the layer group has no such layer");
+        KvView &kv = layers_[static_cast<size_t>(layer)];
         require(center.size() == static_cast<size_t>(num_kv_heads_ * head_dim_),
                 "a center needs one number a KV head and channel");
         auto &kept = centers_[static_cast<size_t>(layer)];
@@ -239,9 +241,12 @@ class KvArena {
         if (!pagemill::codes_whole_groups(kv.format)) return batch;
         require(step.tail_slots && step.tail_slots->size() == num_sequences,
                 "this format needs a tail slot for each sequence");
+        std::vector<bool> is_taken(static_cast<size_t>(num_tails_));
         for (size_t i = 0; i < num_sequences; ++i) {
             const int32_t slot = step.tail_slots->data()[i];
             require(slot >= 0 && slot < num_tails_, "a tail slot lies outside of its pool");
+            require(!is_taken[static_cast<size_t>(slot)], "two sequences have one tail slot");
+            is_taken[static_cast<size_t>(slot)] = true;
         }
         const int64_t size = pagemill::num_scratch_groups(batch) * pagemill::raw_bytes(kv);
         if (static_cast<int64_t>(raw_.size()) < size) raw_.resize(static_cast<size_t>(size));
@@ -252,6 +257,7 @@ class KvArena {
     static pagemill::SharedRuns shared_runs(const StepArrays &step) {
         if (!step.runs) return {};
         const size_t num_runs = step.runs->size() / 2;
+        require(step.runs->size() % 2 == 0, "shared runs are pairs of a first entry and a count");
         require(step.members && step.run_indptr && step.run_indptr->size() == num_runs + 1,
                 "shared runs need their members");
         const int32_t *indptr = step.run_indptr->data();

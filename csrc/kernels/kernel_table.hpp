@@ -92,6 +92,7 @@ struct KvWrite {
     const float *k, *v;
     int64_t k_stride, v_stride;
     const int32_t *slots;
+    int first_head = 0, num_heads = 0;  // KV heads that are written; 0: all
 };
 
 // Rotation of q and k, in place, before the write. The table holds [cos | sin] rows of `rotary_dim`

@@ -197,11 +197,12 @@ void code_group(const KvView &kv, const RawGroup &group) {
 
 void write_kv(const KvWrite &write, int64_t begin, int64_t end) {
     const KvView &kv = write.kv;
+    const int end_head = write.num_heads ? write.first_head + write.num_heads : kv.num_kv_heads;
     float rows[2 * kMaxHeadDim];
     for (int64_t t = begin; t < end; ++t) {
         const int64_t block = write.slots[t] / kv.block_size,
                       offset = write.slots[t] % kv.block_size;
-        for (int head = 0; head < kv.num_kv_heads; ++head) {
+        for (int head = write.first_head; head < end_head; ++head) {
             prepare_token(write, t, head, rows);
             put_token(kv.format, place_of(kv, block, head, offset / kGroupTokens),
                       static_cast<int>(offset % kGroupTokens), rows, rows + kv.head_dim,

@@ -79,3 +79,19 @@ def test_the_center_is_the_mean_of_the_rotated_bias(tmp_path: Path, case: str) -
         low, high = bias[:, :8], bias[:, 8:]
         turned = torch.cat([low * cosine - high * sine, high * cosine + low * sine], -1)
         torch.testing.assert_close(centers[layer], turned.mean(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kv_format", ["i8", "i4c"])
+def test_a_short_context_is_served(tmp_path: Path, key_file: Path, kv_format: str) -> None:
+    model = save_folder(random_model("qwen2"), tmp_path / "qwen2")
+    engine = TinyEngine(model, key_file, kv_format=kv_format, max_model_len=16)
+    assert len(engine.ask([5, 6, 7], max_tokens=4).token_ids) == 4
+    engine.close()
+
+
+def test_a_declared_length_of_any_size_costs_no_time(tmp_path: Path, key_file: Path) -> None:
+    wide = random_model("qwen2", max_position_embeddings=2**31 - 1)
+    model = save_folder(wide, tmp_path / "wide")
+    engine = TinyEngine(model, key_file, kv_format="i8", max_model_len=64)
+    assert len(engine.ask([5, 6, 7], max_tokens=4).token_ids) == 4
+    engine.close()

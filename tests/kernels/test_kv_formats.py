@@ -281,3 +281,35 @@ def test_layers_may_have_formats_of_their_own() -> None:
     assert torch.equal(kv.read_block(0, 1), kv.read_block(0, 2))
     kv.write_block(0, 3, kv.read_block(0, 1))
     assert torch.equal(kv.tiles(2)[3], kv.tiles(2)[1])
+
+
+@pytest.mark.parametrize("kv_format", ["bf16", "i8", "f8", "k8v4"])
+@pytest.mark.parametrize(("num_kv_heads", "dim"), [(3, 64), (16, 128), (1, 256)])
+def test_the_bytes_do_not_depend_on_threads(kv_format: str, num_kv_heads: int, dim: int) -> None:
+    """Tokens t and t + 8 of a group share bytes where V has 4 bits; slots in any order."""
+    torch.manual_seed(6)
+    config = CacheConfig((LayerGroup("g", (0,)),), (34,))
+    k, v = torch.randn(512, num_kv_heads, dim), torch.randn(512, num_kv_heads, dim)
+    order, before, tiles = torch.randperm(512) + 16, _native.num_threads(), []
+    for num_threads in (1, 2, 8, 2, 2):
+        _native.set_num_threads(num_threads)
+        kv = KVStorage(config, kv_format, num_kv_heads, dim)
+        kv.write_kv(0, k, v, order)
+        tiles.append(kv.tiles(0).clone())
+    _native.set_num_threads(before)
+    assert all(torch.equal(tiles[0], other) for other in tiles[1:])
+
+
+def test_slots_that_are_no_slots() -> None:
+    kv, k = storage("bf16", 64), torch.zeros(1, 2, 64)
+    for slot in (torch.tensor([2**32]), torch.tensor([-(2**32)]), torch.tensor([1.5])):
+        with pytest.raises(ValueError, match="slot"):
+            kv.write_kv(0, k, k, slot)
+
+
+def test_two_sequences_never_share_a_tail_slot() -> None:
+    kv, k = storage("i4c", 64), torch.zeros(2, 2, 64)
+    batch = AttentionBatch(*(np.array(x, np.int32) for x in (
+        [0, 1, 2], [0, 0], [1, 2], [0, 1, 2], [1, 1])))  # fmt: skip
+    with pytest.raises(ValueError, match="one tail slot"):
+        kv.write_step(0, k, k, batch)

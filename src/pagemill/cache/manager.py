@@ -199,6 +199,7 @@ class CacheManager:
     def fork(self, table: TableId) -> TableId:
         """A second table with the same computed tokens; their blocks are shared. Copies into the
         first must be done: see ``release_copies``."""
+        assert self._tails.has_free, "fork: every tail slot is taken"
         twin = TableId(self._core.fork(table))
         self._tails.take(twin)
         return twin

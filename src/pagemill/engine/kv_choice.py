@@ -18,7 +18,6 @@ LAYOUT_VERSION = 2
 """Changes when bytes of a tile change their meaning; it is part of every cached prefix's key."""
 
 SKIPPED_FORMAT = "bf16"
-_POSITIONS_AT_ONCE = 8192
 
 
 def kv_formats(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> tuple[str, ...]:
@@ -93,13 +92,11 @@ def _mean_rotation(
     """Mean cosine and sine of each pair of channels over all positions: float64 [D / 2]."""
     factors = weights.rope_factors if index == 0 else None
     frequencies = inverse_frequencies(model.ropes[index], model.head_dim, factors).double()
-    cosine, sine = torch.zeros_like(frequencies), torch.zeros_like(frequencies)
-    for first in range(0, model.max_positions, _POSITIONS_AT_ONCE):
-        last = min(first + _POSITIONS_AT_ONCE, model.max_positions)
-        angles = torch.outer(torch.arange(first, last, dtype=torch.float64), frequencies)
-        cosine += angles.cos().sum(0)
-        sine += angles.sin().sum(0)
-    return cosine / model.max_positions, sine / model.max_positions
+    # the sum of cos(p w) over p < P is sin(P w / 2) / sin(w / 2) cos((P - 1) w / 2)
+    count = model.max_positions
+    mean = (frequencies * count / 2).sin() / (frequencies / 2).sin() / count
+    middle = frequencies * (count - 1) / 2
+    return mean * middle.cos(), mean * middle.sin()
 
 
 def describe_kv(formats: Sequence[str], centers: torch.Tensor | None, block_size: int) -> str:

@@ -17,7 +17,7 @@ from pagemill.kernels.batch import AttentionBatch
 from pagemill.kernels.kv_storage import KVStorage
 from pagemill.models.decoder import Decoder, TokenBatch
 from pagemill.models.loader import Model
-from pagemill.runtime.probe import FALL_BACK, ProbeReport, make_report, probe_layer
+from pagemill.runtime.probe import FALL_BACK, MIN_TOKENS, ProbeReport, make_report, probe_layer
 
 NUM_TOKENS = 256
 BLOCK_SIZE = 16
@@ -53,10 +53,11 @@ def suit_formats(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The formats that are used in the end, one a layer, and what a person must hear about it.
 
-    Layers whose format is not coded are not looked at. The text is cut to what the model holds.
+    Layers whose format is not coded are not looked at, and no model of fewer than 64 positions. The
+    text is cut to what the model holds.
     """
     lines: list[str] = []
-    if not any(name in FALL_BACK for name in formats):
+    if not any(name in FALL_BACK for name in formats) or decoder.num_positions < MIN_TOKENS:
         return tuple(formats), ()
     keys = _keys(model, decoder, centers)
     while True:

@@ -15,6 +15,7 @@ from pagemill.kernels.batch import AttentionBatch
 from pagemill.kernels.layout import KvLayout
 
 _HUGE_PAGE = 2 << 20
+_LARGEST_SLOT = (1 << 31) - 1
 
 
 class KVStorage:
@@ -126,6 +127,9 @@ class KVStorage:
         format that codes whole groups (``write_step``).
         """
         group, index = self._place[layer]
+        if slots.dtype != torch.int32 and slots.numel():
+            if slots.is_floating_point() or int(slots.abs().max()) > _LARGEST_SLOT:
+                raise ValueError("a slot lies outside of the pool, or is no whole number")
         self.native[group].write(index, k, v, slots.int())
 
     def write_step(self, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:

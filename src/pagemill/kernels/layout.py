@@ -84,4 +84,5 @@ class KvLayout:
 
     def _in_order(self, x: Tensor) -> Tensor:
         """[n, K, groups, 16, D] to [n, B, K, D]."""
-        return x.permute(0, 2, 3, 1, 4).reshape(-1, self.block_size, *x.shape[1::3])
+        in_order = x.permute(0, 2, 3, 1, 4).reshape(-1, self.block_size, *x.shape[1::3])
+        return in_order.contiguous()
