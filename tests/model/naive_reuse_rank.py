@@ -25,6 +25,8 @@ def lower_edge(bucket: int) -> float:
 
 
 def bucket_of(age_s: float) -> int:
+    """Ages are rounded to microseconds where they are made: the compiled policy counts whole
+    nanoseconds, and a difference of floats falls beside the edge of a bucket."""
     return max(b for b in range(NUM_BUCKETS) if age_s >= lower_edge(b))
 
 
@@ -65,9 +67,9 @@ class Model:
     def advance(self, now_s: float) -> None:
         self.now_s = max(self.now_s, now_s)
         for record in self.records:
-            while record.num_crossed < NUM_BUCKETS and self.now_s - record.time_s >= lower_edge(
-                record.num_crossed
-            ):
+            while record.num_crossed < NUM_BUCKETS and round(
+                self.now_s - record.time_s, 6
+            ) >= lower_edge(record.num_crossed):
                 for kind, count in record.unused.items():
                     at = (kind, record.num_crossed)
                     self.exposure[at] = self.exposure.get(at, 0) + count
@@ -84,7 +86,7 @@ class Model:
         for node in nodes:
             if node.record is not None:
                 node.record.unused[node.block_class] -= 1
-                at = (node.block_class, bucket_of(self.now_s - node.record.time_s))
+                at = (node.block_class, bucket_of(round(self.now_s - node.record.time_s, 6)))
                 self.reuse[at] = self.reuse.get(at, 0) + 1
             node.num_uses += 1
             node.block_class = (step(node.num_uses), step(turns), has_tool_calls)
@@ -133,7 +135,7 @@ class Model:
     def order(self, block: int) -> tuple[float, int, int]:
         node = self.known[block]
         assert node.record is not None
-        bucket = bucket_of(self.now_s - node.record.time_s)
+        bucket = bucket_of(round(self.now_s - node.record.time_s, 6))
         rank = self.ranks.get(node.block_class, self.other_ranks)[bucket]
         return rank, -bucket, node.order
 
