@@ -248,8 +248,8 @@ def measure_writing(figures: dict[str, Any]) -> None:
         storage = filled(kv_format, (dim, 9, kv_heads, 1), 4096)
         k, v = torch.randn(16, kv_heads, dim), torch.randn(16, kv_heads, dim)
         slots = torch.arange(16, dtype=torch.int32) * 16 + 16
-        works = {"write": lambda: storage.write_kv(0, k, v, slots)}  # noqa: B023
-        taken = min(in_turn(works, 50)["write"])
+        write = partial(storage.write_kv, 0, k, v, slots)
+        taken = min(in_turn({"write": write}, 50)["write"])
         figures[f"{kv_format}_write_us"] = 1e6 * taken
         print(f"writing {kv_format}: {1e6 * taken:.0f} us a layer for 16 tokens")
 

@@ -237,7 +237,7 @@ void attend(const AttentionCall &call, const RowTile &rows, int64_t first, int64
         if (!has_bf16_tiles(tiles[h])) continue;
         split_rows(tiles[h].q, dim, num_rows, dim, tiles[h].q_tiles);
     }
-    const TileRegisters registers(call);
+    const TileRegisters registers(uses_tiles(call));
     for (int64_t segment = first; segment < end; ++segment) {
         for (int h = 0; h < rows.num_heads; ++h) {
             Tile &tile = tiles[h];

@@ -11,39 +11,13 @@
 #pragma once
 
 #include "kernels/attention_tile.hpp"
+#include "kernels/tile_registers.hpp"
 
 namespace pagemill::PAGEMILL_ISA {
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
 
-constexpr int64_t kTileSide = 16, kTileBytes = 64;
 constexpr int64_t kSplitTile = 2 * kTileSide * 32;  // bf16 values of a tile: high part, low part
-
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t num_rows[16] = {};
-};
-
-// All eight registers hold 16 rows of 64 bytes for the life of this object.
-struct TileRegisters {
-    explicit TileRegisters(const AttentionCall &call) : is_used(uses_tiles(call)) {
-        if (!is_used) return;
-        TileConfig config;
-        for (int i = 0; i < 8; ++i) {
-            config.row_bytes[i] = kTileBytes;
-            config.num_rows[i] = kTileSide;
-        }
-        // the intrinsic of GCC 12 reads 8 of the 64 bytes, as far as the compiler knows
-        asm volatile("" : : "r"(&config) : "memory");
-        _tile_loadconfig(&config);
-    }
-    ~TileRegisters() {
-        if (is_used) _tile_release();
-    }
-    TileRegisters(const TileRegisters &) = delete;
-    bool is_used;
-};
 
 static inline int64_t num_row_tiles(const Tile &tile) {
     return (tile.num_rows + kTileSide - 1) / kTileSide;
@@ -332,7 +306,7 @@ static void value_byte_tiles(const Tile &tile, const Step &step, int64_t first, 
 #else
 
 struct TileRegisters {
-    explicit TileRegisters(const AttentionCall &) {}
+    explicit TileRegisters(bool) {}
 };
 static inline void split_rows(const float *, int64_t, int64_t, int64_t, uint16_t *) {}
 static inline void score_bf16_tiles(const Tile &, const Step &) {}

@@ -11,43 +11,19 @@
 //                 4 5   weights of 16 rows each
 //                 6 7   high and low part of a token tile
 #include "kernels/entry_points.hpp"
-#include "kernels/vec.hpp"
+#include "kernels/tile_registers.hpp"
 
 #ifdef __AMX_BF16__
 
 namespace pagemill::PAGEMILL_ISA {
 namespace {
 
-constexpr int64_t kSide = 16;        // rows of a tile; tokens of a token tile
 constexpr int64_t kDepth = 32;       // values of a tile row
 constexpr int64_t kStrip = kLinearStrip;  // two weight tiles
 constexpr int64_t kTileFloats = 256;  // 1,024 bytes
-constexpr int64_t kTileBytes = 64;    // of a row
 constexpr int64_t kAhead = 16;        // steps of 32 rows x 32 values
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t num_rows[16] = {};
-};
-
-// All eight registers hold 16 rows of 64 bytes for the life of this object.
-struct Tiles {
-    Tiles() {
-        TileConfig config;
-        for (int i = 0; i < 8; ++i) {
-            config.row_bytes[i] = kTileBytes;
-            config.num_rows[i] = kSide;
-        }
-        // the intrinsic of GCC 12 reads 8 of the 64 bytes, as far as the compiler knows
-        asm volatile("" : : "r"(&config) : "memory");
-        _tile_loadconfig(&config);
-    }
-    ~Tiles() { _tile_release(); }
-    Tiles(const Tiles &) = delete;
-};
 
 // Strip of 32 weight rows, of which `num_rows` are there.
 struct Strip {
@@ -58,9 +34,9 @@ struct Strip {
 // A weight tile that lies whole in memory is read where it lies; else a copy with zeros around it.
 const uint16_t *whole_tile(const Strip &strip, int64_t row, int64_t column, uint16_t *copy) {
     const uint16_t *at = strip.w + row * strip.k + column;
-    const int64_t rows = larger(int64_t{0}, smaller(kSide, strip.num_rows - row));
+    const int64_t rows = larger(int64_t{0}, smaller(kTileSide, strip.num_rows - row));
     const int64_t columns = smaller(kDepth, strip.k - column);
-    if (rows == kSide && columns == kDepth) return at;
+    if (rows == kTileSide && columns == kDepth) return at;
     std::memset(copy, 0, kTileFloats * sizeof(float));
     for (int64_t i = 0; i < rows; ++i) {
         std::memcpy(copy + i * kDepth, at + i * strip.k,
@@ -78,7 +54,7 @@ void prefetch_ahead(const Strip &strip, int64_t column) {
 
 template <int kTokenTiles>
 void multiply(const Strip &strip, const float *a, const float *b, bool is_first) {
-    alignas(64) uint16_t copies[2][kSide * kDepth];
+    alignas(64) uint16_t copies[2][kTileSide * kDepth];
     _tile_zero(0);
     _tile_zero(1);
     if constexpr (kTokenTiles == 2) {
@@ -88,7 +64,7 @@ void multiply(const Strip &strip, const float *a, const float *b, bool is_first)
     for (int64_t column = 0; column < strip.k; column += kDepth) {
         if (is_first) prefetch_ahead(strip, column);
         const uint16_t *upper = whole_tile(strip, 0, column, copies[0]);
-        const uint16_t *lower = whole_tile(strip, kSide, column, copies[1]);
+        const uint16_t *lower = whole_tile(strip, kTileSide, column, copies[1]);
         const auto stride = [&](const uint16_t *tile, int i) {
             return tile == copies[i] ? kTileBytes : strip.k * int64_t{sizeof(uint16_t)};
         };
@@ -115,7 +91,7 @@ void multiply(const Strip &strip, const float *a, const float *b, bool is_first)
 
 // rows[i][j] becomes rows[j][i]. The masks leave nothing out: the plain intrinsics of GCC 12 warn
 // of values not set.
-void transpose(uint32_t (&rows)[kSide][kSide]) {
+void transpose(uint32_t (&rows)[kTileSide][kTileSide]) {
     constexpr __mmask16 kAll = 0xffff;
     constexpr __mmask8 kAll8 = 0xff;
     __m512i x[16], y[16];
@@ -144,7 +120,7 @@ void transpose(uint32_t (&rows)[kSide][kSide]) {
 }
 
 struct alignas(64) Sums {
-    uint32_t rows[kSide][kSide];
+    uint32_t rows[kTileSide][kTileSide];
 };
 
 // Sums of 16 weight rows and up to 16 tokens to out[token][row].
@@ -152,8 +128,8 @@ void store_sums(Sums &sums, float *out, int64_t out_stride, int64_t num_tokens,
                 int64_t num_rows) {
     if (num_rows <= 0) return;
     transpose(sums.rows);
-    const __mmask16 mask = __mmask16(0xffffu >> (kSide - smaller(kSide, num_rows)));
-    for (int64_t t = 0; t < smaller(kSide, num_tokens); ++t) {
+    const __mmask16 mask = __mmask16(0xffffu >> (kTileSide - smaller(kTileSide, num_rows)));
+    for (int64_t t = 0; t < smaller(kTileSide, num_tokens); ++t) {
         _mm512_mask_storeu_epi32(out + t * out_stride, mask, _mm512_load_si512(sums.rows[t]));
     }
 }
@@ -180,16 +156,16 @@ void split(const float *x, int64_t count, uint32_t *high, uint32_t *low) {
 }  // namespace
 
 int64_t linear_pack_floats(int64_t num_tokens, int64_t k) {
-    return ceil_div(num_tokens, kSide) * ceil_div(k, kDepth) * 2 * kTileFloats;
+    return ceil_div(num_tokens, kTileSide) * ceil_div(k, kDepth) * 2 * kTileFloats;
 }
 
 // A token tile after the other; of each, for 32 values at a time, its high tile and its low tile
 // [16 pairs][16 tokens].
 void linear_pack(const float *x, int64_t x_stride, int64_t num_tokens, int64_t k, float *packed) {
-    for (int64_t first = 0; first < num_tokens; first += kSide) {
-        const int64_t count = smaller(kSide, num_tokens - first);
+    for (int64_t first = 0; first < num_tokens; first += kTileSide) {
+        const int64_t count = smaller(kTileSide, num_tokens - first);
         for (int64_t column = 0; column < k; column += kDepth, packed += 2 * kTileFloats) {
-            alignas(64) uint32_t parts[2][kSide][kSide] = {};
+            alignas(64) uint32_t parts[2][kTileSide][kTileSide] = {};
             for (int64_t t = 0; t < count; ++t) {
                 split(x + (first + t) * x_stride + column, smaller(kDepth, k - column),
                       parts[0][t], parts[1][t]);
@@ -203,16 +179,16 @@ void linear_pack(const float *x, int64_t x_stride, int64_t num_tokens, int64_t k
 
 void linear_bf16(const float *packed, int64_t num_tokens, const uint16_t *w, int64_t k, float *out,
                  int64_t out_stride, int64_t begin, int64_t end) {
-    const Tiles tiles;
+    const TileRegisters registers;
     const int64_t tile_stride = ceil_div(k, kDepth) * 2 * kTileFloats;
     for (int64_t n = begin; n < end; n += kStrip) {
         const Strip strip{w + n * k, k, smaller(kStrip, end - n)};
-        for (int64_t t = 0; t < num_tokens; t += 2 * kSide) {
-            const float *a = packed + t / kSide * tile_stride;
+        for (int64_t t = 0; t < num_tokens; t += 2 * kTileSide) {
+            const float *a = packed + t / kTileSide * tile_stride;
             float *to = out + t * out_stride + n;
             const int64_t count = num_tokens - t;
             Sums sums[4];
-            if (count > kSide) {
+            if (count > kTileSide) {
                 multiply<2>(strip, a, a + tile_stride, t == 0);
                 _tile_stored(2, &sums[2], kTileBytes);
                 _tile_stored(3, &sums[3], kTileBytes);
@@ -221,8 +197,8 @@ void linear_bf16(const float *packed, int64_t num_tokens, const uint16_t *w, int
             }
             _tile_stored(0, &sums[0], kTileBytes);
             _tile_stored(1, &sums[1], kTileBytes);
-            for (int64_t i = 0; i < (count > kSide ? 4 : 2); ++i) {
-                const int64_t row = i % 2 * kSide, token = i / 2 * kSide;
+            for (int64_t i = 0; i < (count > kTileSide ? 4 : 2); ++i) {
+                const int64_t row = i % 2 * kTileSide, token = i / 2 * kTileSide;
                 store_sums(sums[i], to + token * out_stride + row, out_stride, count - token,
                            strip.num_rows - row);
             }

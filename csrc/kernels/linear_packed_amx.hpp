@@ -10,6 +10,7 @@
 #include "kernels/entry_points.hpp"
 #include "kernels/linear_packed.hpp"
 #include "kernels/numbers.hpp"
+#include "kernels/tile_registers.hpp"
 
 namespace pagemill::PAGEMILL_ISA {
 
@@ -55,35 +56,14 @@ constexpr int64_t kAhead = 2;       // groups whose sums wait for their scales
 
 inline int64_t tile_scratch_floats(int64_t k) { return k / kBlockColumns * 256; }
 
-struct alignas(64) ByteTileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t num_rows[16] = {};
-};
-
 //     registers   0 1   sums of a group: of nibbles, or of the high and the low part of x
 //                 4 5   x
 //                 6     weights
 template <class Form>
 class ByteTiles {
   public:
-    explicit ByteTiles(int64_t num_tokens) : is_used_(num_tokens >= kTileTokens) {
-        if (!is_used_) return;
-        ByteTileConfig config;
-        for (int i = 0; i < 8; ++i) {
-            config.row_bytes[i] = 64;
-            config.num_rows[i] = 16;
-        }
-        if (!Form::kHasNibbles) {
-            config.row_bytes[4] = config.row_bytes[5] = Form::kQuads * 4;
-            config.num_rows[6] = Form::kQuads;
-        }
-        _tile_loadconfig(&config);
-    }
-    ~ByteTiles() {
-        if (is_used_) _tile_release();
-    }
-    ByteTiles(const ByteTiles &) = delete;
+    explicit ByteTiles(int64_t num_tokens)
+        : is_used_(num_tokens >= kTileTokens), registers_(is_used_, config()) {}
 
     // All tokens but a last few; returns how many.
     int64_t multiply_strip(const PackedCall &call, int64_t strip, float *scratch) const {
@@ -97,7 +77,16 @@ class ByteTiles {
     }
 
   private:
-    static constexpr int64_t kTileBytes = Form::kHasNibbles ? 1024 : Form::kQuads * 64;
+    static TileConfig config() {
+        TileConfig config;
+        if (!Form::kHasNibbles) {
+            config.row_bytes[4] = config.row_bytes[5] = Form::kQuads * 4;
+            config.num_rows[6] = Form::kQuads;
+        }
+        return config;
+    }
+
+    static constexpr int64_t kGroupBytes = Form::kHasNibbles ? 1024 : Form::kQuads * 64;
 
     PAGEMILL_INLINE static void spread_group(const uint8_t *from, uint8_t *to) {
         for (int i = 0; i < 4; ++i) {
@@ -160,7 +149,7 @@ class ByteTiles {
             if (g >= num_groups) return;
             spread_one(g + kSpreads - 1);
             const int half = Form::kQuads == 8 ? 0 : static_cast<int>(g % 2);
-            const uint8_t *tile = tiles ? tiles + g * kTileBytes : spread[g % kSpreads];
+            const uint8_t *tile = tiles ? tiles + g * kGroupBytes : spread[g % kSpreads];
             multiply_group(x[g * Form::kQuads / 8], half, tile, sums[g % kAhead]);
         };
         for (int64_t g = 0; g < kSpreads - 1; ++g) spread_one(g);
@@ -207,6 +196,7 @@ class ByteTiles {
     }
 
     bool is_used_;
+    TileRegisters registers_;
 };
 
 #else

@@ -23,6 +23,11 @@ void in_pieces(int64_t count, int64_t piece, const Fn &fn) {
 constexpr int64_t kPieceFloats = 16384;
 
 // Two tokens of a group share bytes where V has 4 bits: then threads share the heads, not tokens.
+// (`width` floats a token: more than one piece.)
+bool shares_heads(const KvWrite &write, int64_t num_tokens, int64_t width) {
+    return write.kv.format == KvFormat::kK8v4 && num_tokens * width > kPieceFloats;
+}
+
 void write_heads(const KvWrite &write, int64_t num_tokens) {
     parallel_for(write.kv.num_kv_heads, [&](int64_t head) {
         KvWrite part = write;
@@ -36,9 +41,7 @@ void write_heads(const KvWrite &write, int64_t num_tokens) {
 
 void write_kv(const KvWrite &write, int64_t num_tokens) {
     const int64_t width = int64_t{write.kv.num_kv_heads} * write.kv.head_dim;
-    if (write.kv.format == KvFormat::kK8v4 && num_tokens * width > kPieceFloats) {
-        return write_heads(write, num_tokens);
-    }
+    if (shares_heads(write, num_tokens, width)) return write_heads(write, num_tokens);
     in_pieces(num_tokens, kPieceFloats / width,
               [&](int64_t begin, int64_t end) { kernels().write_kv(write, begin, end); });
 }
@@ -67,7 +70,7 @@ void rotate(const Rotation &rotation, int64_t num_tokens) {
 void rotate_and_write(const Rotation &rotation, const KvWrite &write, int64_t num_tokens) {
     const int64_t width =
         int64_t{rotation.num_heads + 2 * rotation.num_kv_heads} * rotation.head_dim;
-    if (write.kv.format == KvFormat::kK8v4 && num_tokens * width > kPieceFloats) {
+    if (shares_heads(write, num_tokens, width)) {
         rotate(rotation, num_tokens);
         return write_heads(write, num_tokens);
     }
